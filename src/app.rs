@@ -24,12 +24,12 @@ use tokio_util::sync::CancellationToken;
 use crate::agents::catalogue::{self, Change};
 use crate::agents::{Catalogue, Definition};
 use crate::bounds::memory;
-use crate::config::{self, AuthMode, Config, Exposed, UnsetVariables, WorkspaceStore};
+use crate::config::{self, AuthMode, Config, Exposed, Flags, UnsetVariables, WorkspaceStore};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink, TokenSigner};
 use crate::objects::ObjectsError;
 use crate::outbound::Client;
 use crate::providers::router::{OnTry, Router};
-use crate::run::Caller;
+use crate::run::{Caller, Delegation};
 use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::{
     self, Approver, AuditKey, ChildIds, HeartbeatStore, PolicyBench, Runtime, Settings, Sharing,
@@ -39,14 +39,14 @@ use crate::store::RunLimits;
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{
-    IsNamed, ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings,
+    IsNamed, IsOwnTool, ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings,
 };
 use crate::tools::quota::{Quota, QuotaLimits};
 use crate::tools::registry::Registry;
 
 pub use check::{
     Findings, Scenarios, check, check_admin_key, check_key_set, due_restarts, missing_scenarios,
-    scenarios, told,
+    scenarios, unset_messages,
 };
 pub use models::router;
 pub use objects::objects;
@@ -109,11 +109,11 @@ fn keep_files_private() {
 ///
 /// # Errors
 /// The service cannot start.
-pub async fn serve(config: Config) -> Result<(), AppError> {
+pub async fn serve(config: Config, flags: Flags) -> Result<(), AppError> {
     if let Some(bytes) = config.runtime.max_memory {
         memory::set_limit(bytes as u64);
     }
-    let read = restart::ReadAtStart::of(&config);
+    let read = restart::StartupFiles::of(&config, flags);
     let parts = Parts::assemble(&config).await?;
     let listener = listen(config.server.listen)?;
     let signals = Signals::listen()?;
@@ -256,7 +256,7 @@ impl Local {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools::at_a_start(config)))
+    Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools::loaded_anew(config)))
 }
 
 /// What cases of a definition's policy are put before. Variables that are not set are added to
@@ -273,6 +273,9 @@ pub fn policy_bench(
     PolicyBench::new(&tools.registry, tools.skills(), definition)
 }
 
+/// What there is once it is loaded; metrics begin before.
+type Loaded = OnceLock<(Weak<Catalogue>, Weak<Registry>)>;
+
 /// The service without its listener.
 struct Parts {
     store: Arc<Store>,
@@ -288,17 +291,17 @@ struct Parts {
 impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
         secrets::remember(config);
-        let loaded = Arc::new(OnceLock::new());
-        let telemetry = Arc::new(telemetry(config, named_models(config, &loaded))?);
+        let loaded = Arc::new(Loaded::new());
+        let telemetry = Arc::new(telemetry(config, &loaded)?);
         let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
         let store = open_store(config).await?;
         let sandbox = sandbox(config);
-        sandbox.kernel().await; // told to models and callers
+        sandbox.kernel().await; // so that models and callers are told what it confines
         let recollection = runtime::recollection(Arc::clone(&store));
         let tools = tools::configured(config, recollection, sandbox);
         let catalogue = Arc::new(tools::load_agents(config, &router, &tools));
         let registry = Arc::clone(&tools.registry);
-        let _ = loaded.set(Arc::downgrade(&catalogue));
+        let _ = loaded.set((Arc::downgrade(&catalogue), Arc::downgrade(&registry)));
         let warnings = Warnings::of(config, tools);
         store.migrate().await?;
         let child_ids = ChildIds::of(&store).await?;
@@ -361,9 +364,9 @@ impl Parts {
             runtime: self.runtime.clone(),
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),
-            tools: tools::at_the_moment(&self.registry),
-            servers: tools::servers_at_the_moment(&self.registry),
-            sandbox: self.registry.holds().cloned(),
+            tools: tools::tool_list(&self.registry),
+            servers: tools::server_list(&self.registry),
+            sandbox: self.registry.confinement().cloned(),
             auth,
             tokens: Arc::clone(&self.tokens),
             metrics: metrics_sink(&self.telemetry, Arc::clone(&self.router)),
@@ -440,12 +443,12 @@ fn requests_per_key(server: &config::Server) -> usize {
     server.max_requests_per_key.min(most - most.div_ceil(5)).max(1)
 }
 
-fn telemetry(config: &Config, is_named: IsNamed) -> Result<Telemetry, TelemetryError> {
+fn telemetry(config: &Config, loaded: &Arc<Loaded>) -> Result<Telemetry, TelemetryError> {
     let settings = config.telemetry.otlp_endpoint.clone().map(|endpoint| TraceSettings {
         endpoint,
         service_name: config.telemetry.service_name.clone(),
     });
-    Telemetry::start(settings.as_ref(), is_named)
+    Telemetry::start(settings.as_ref(), named_models(config, loaded), own_tools(loaded))
 }
 
 /// Passes committed writes to telemetry.
@@ -458,13 +461,29 @@ fn on_durable(telemetry: &Arc<Telemetry>) -> OnDurable {
 }
 
 /// Whether a definition or a price names a model; callers can name arbitrary others.
-fn named_models(config: &Config, loaded: &Arc<OnceLock<Weak<Catalogue>>>) -> IsNamed {
+fn named_models(config: &Config, loaded: &Arc<Loaded>) -> IsNamed {
     let priced: BTreeSet<String> = config.prices.keys().cloned().collect();
     let loaded = Arc::clone(loaded);
     Box::new(move |provider, model| {
         let name = format!("{provider}/{model}");
         priced.contains(&name)
-            || loaded.get().and_then(Weak::upgrade).is_some_and(|agents| agents.names(&name))
+            || loaded
+                .get()
+                .and_then(|(agents, _)| agents.upgrade())
+                .is_some_and(|agents| agents.names(&name))
+    })
+}
+
+/// Whether a tool is one of the service's; callers bring along others, and models invent them.
+fn own_tools(loaded: &Arc<Loaded>) -> IsOwnTool {
+    let loaded = Arc::clone(loaded);
+    Box::new(move |name: &str| {
+        let Some((agents, registry)) = loaded.get() else { return false };
+        if let Some(delegation) = Delegation::of_tool(name) {
+            let agents = agents.upgrade();
+            return agents.is_some_and(|agents| agents.agent(delegation.agent()).is_some());
+        }
+        registry.upgrade().is_some_and(|registry| registry.has(name))
     })
 }
 

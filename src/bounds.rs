@@ -1,9 +1,8 @@
-//! The one door for what others wrote: addresses, globs, pages, patterns, schemas, templates,
-//! expressions, YAML, names and texts of requests, models, tools, remote lists and files.
+//! Parsers of untrusted input: addresses, globs, pages, patterns, schemas, templates, expressions,
+//! YAML, names and texts of requests, models, tools, remote lists and files.
 //!
-//! Everything here has a bound on size, nesting, time and result, and refuses what is beyond it;
-//! the libraries behind it are called nowhere else. What a refusal means to a caller or a model is
-//! decided where it is used.
+//! Everything here bounds size, nesting, time and result, and refuses what exceeds a bound. The
+//! libraries behind these parsers are called nowhere else. The callers decide what a refusal means.
 
 pub mod address;
 pub mod command_line;
@@ -32,9 +31,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// Bytes of stack for what may be deep: parsers and evaluations are lavish.
+/// Bytes of stack for work that may recurse deeply: parsers and evaluators use much of it.
 const LARGE_STACK: usize = 32 * 1024 * 1024;
-/// The priority of what may be deep, and so may be much: everything else goes first.
+/// The nice value of threads for such work, which may take long: all other threads go first.
 const NICE: i32 = 10;
 
 /// Why something is refused: a phrase that follows its name, e.g. `is longer than 1024 bytes`.
@@ -42,14 +41,14 @@ const NICE: i32 = 10;
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// Runs work that may take long, so that other tasks of an async worker go on in the meantime.
+/// Runs work that may take long without blocking the other tasks of an async worker.
 pub fn off_worker<T>(work: impl FnOnce() -> T) -> T {
     let is_worker = Handle::try_current()
         .is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
     if is_worker { tokio::task::block_in_place(work) } else { work() }
 }
 
-/// The result of work that may go deep; `None` where it failed.
+/// Runs work that may recurse deeply on a large stack; `None` if the thread fails.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(LARGE_STACK);

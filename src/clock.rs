@@ -1,9 +1,8 @@
 //! The time by which runs are judged: the database's, where replicas share one.
 //!
-//! The clocks of replicas differ, and a run that one of them began is ended by another. So what is
-//! written down as a time, and compared with one that was, is this machine's clock put right by
-//! what the database said last. It does not measure leases or timeouts: those are spans, on the
-//! monotonic clock.
+//! The clocks of replicas differ, and one replica may end a run that another one began. So stored times, and times
+//! that are compared with them, are those of this machine's clock, corrected by the last known difference to the
+//! database's clock. Leases and timeouts are measured by the monotonic clock instead.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -11,7 +10,7 @@ use std::time::Duration;
 use chrono::{DateTime, SubsecRound as _, TimeDelta, Utc};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-/// A difference that is put down to the way of the answer and not to the clocks, in microseconds.
+/// Differences up to this are taken for network latency, not for a difference of clocks; in microseconds.
 const TOLERANCE: i64 = 100_000;
 
 /// How far the database's clock is ahead of this machine's, in microseconds.
@@ -26,35 +25,36 @@ pub fn now() -> DateTime<Utc> {
     (machine() + TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed))).trunc_subsecs(6)
 }
 
-/// The beginning of the hour, or of the day in UTC, or whatever the unit is, in which a time lies.
+/// Rounds a time down to the beginning of its unit, such as an hour or a day in UTC.
 pub fn beginning(at: DateTime<Utc>, unit: TimeDelta) -> DateTime<Utc> {
     let seconds = unit.num_seconds().max(1);
     DateTime::from_timestamp(at.timestamp().div_euclid(seconds) * seconds, 0).unwrap_or(at)
 }
 
-/// Ticks at once and then after each pause, which begins anew after a late tick.
+/// Ticks at once, then once per period; a late tick delays all later ones.
 pub fn every(pause: Duration) -> Interval {
     let mut ticks = tokio::time::interval(pause);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
 }
 
-/// Takes note that the database had that time between `asked` and now.
+/// Adjusts the clock to the time that the database reported; it was asked at `asked`.
 pub fn sync(database: DateTime<Utc>, asked: Instant) {
     #[cfg(test)]
     if simulated::now().is_some() {
         return; // it is the database's already
     }
-    let way = asked.elapsed() / 2;
-    let there = database + TimeDelta::from_std(way).unwrap_or_default();
+    let latency = asked.elapsed() / 2;
+    let there = database + TimeDelta::from_std(latency).unwrap_or_default();
     let ahead = (there - machine()).num_microseconds().unwrap_or_default();
-    let doubt = i64::try_from(way.as_micros()).unwrap_or(i64::MAX).saturating_add(TOLERANCE);
-    if ahead.abs_diff(AHEAD.load(Ordering::Relaxed)) > doubt.unsigned_abs() {
+    let uncertainty =
+        i64::try_from(latency.as_micros()).unwrap_or(i64::MAX).saturating_add(TOLERANCE);
+    if ahead.abs_diff(AHEAD.load(Ordering::Relaxed)) > uncertainty.unsigned_abs() {
         AHEAD.store(ahead, Ordering::Relaxed);
     }
 }
 
-/// What this machine takes for the time. A test may have it wrong by so many seconds.
+/// The time of this machine. Tests can shift it by `CLOCK_WRONG_BY` seconds.
 fn machine() -> DateTime<Utc> {
     use std::sync::LazyLock;
     static WRONG_BY: LazyLock<i64> = LazyLock::new(|| {
@@ -100,7 +100,7 @@ mod tests {
 
     /// One test: the difference is that of the process.
     #[test]
-    fn the_database_puts_it_right() {
+    fn the_clock_follows_the_database() {
         let off = |hours: i64| (now() - Utc::now() - TimeDelta::hours(hours)).abs();
         let close = TimeDelta::seconds(5);
         sync(Utc::now() + TimeDelta::hours(2), Instant::now());
@@ -108,7 +108,7 @@ mod tests {
         let slow =
             Instant::now().checked_sub(Duration::from_hours(20)).unwrap_or_else(Instant::now);
         sync(Utc::now() - TimeDelta::hours(8), slow);
-        assert!(off(2) < close, "an answer that was so long on its way says nothing");
+        assert!(off(2) < close, "an answer that took so long says nothing");
         sync(Utc::now(), Instant::now());
         assert!(off(0) < close);
     }

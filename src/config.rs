@@ -54,7 +54,7 @@ use tables::ModelPrice;
 pub use unset::{STAND_IN, UnsetVariables};
 pub use values::parse_duration;
 use values::{count, duration, some_size};
-pub use variables::about_unknown;
+pub use variables::unknown_variable_message;
 pub use web_fetch::WebFetch;
 use webhooks::WebhookSettings;
 pub use webhooks::Webhooks;
@@ -576,15 +576,18 @@ fn resolve_database(url: &SecretString, sources: &Sources) -> Result<SecretStrin
         return Err(sources.error("database.url", "must start with sqlite:// or postgres://"));
     };
     let path = rest.strip_prefix("//").unwrap_or(rest);
-    if path.is_empty() {
-        return Err(sources.error("database.url", "names no file; write e.g. sqlite://toolloop.db"));
-    }
-    if path.starts_with(":memory:") {
-        return Ok(url.clone());
-    }
-    let (path, query) = path.find('?').map_or((path, ""), |at| path.split_at(at));
-    Ok(format!("sqlite://{}{query}", sources.resolve("database.url", Path::new(path)).display())
-        .into())
+    let path = path.strip_suffix("?mode=rwc").unwrap_or(path);
+    let mistake = if path.is_empty() {
+        "names no file; write e.g. sqlite://toolloop.db"
+    } else if path.starts_with(":memory:") {
+        "must name a file, since runs outlive the process; write e.g. sqlite://toolloop.db"
+    } else if path.contains('?') {
+        "must not have parameters; write e.g. sqlite://toolloop.db"
+    } else {
+        let file = sources.resolve("database.url", Path::new(path));
+        return Ok(format!("sqlite://{}", file.display()).into());
+    };
+    Err(sources.error("database.url", mistake))
 }
 
 /// An HTTP URL, or empty.

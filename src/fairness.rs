@@ -1,13 +1,12 @@
 //! Processor time, fair between tenants.
 //!
-//! The requests and runs of a tenant are driven as [`Turns`], which count the time that each of their
-//! polls takes ([`shares`]). While the processors are busy and several tenants are active, what belongs
-//! to one that takes more than its share is polled by few threads beside those of the runtime, in turn
-//! with others like it ([`lane`]): the other tenants' tasks find the runtime's threads free. Nothing is
-//! refused, and a tenant that is alone has everything.
+//! The requests and runs of a tenant are wrapped in [`Turns`], which measure the time of each poll ([`shares`]).
+//! While the processors are busy and several tenants are active, tasks of a tenant that takes more than its share
+//! are polled by a few separate threads, round-robin with other such tenants ([`lane`]). So the runtime's threads
+//! stay free for the other tenants. Nothing is refused, and a tenant that is alone can use all processors.
 //!
-//! A task that has a connection to the database is polled at once, also one of such a tenant: it would
-//! keep it from others while it waits ([`Hold`]).
+//! A task that holds a scarce resource, such as a database connection, is polled at once, even one of such a tenant:
+//! otherwise other tasks would wait for that resource ([`Hold`]).
 
 mod lane;
 mod shares;
@@ -23,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -31,19 +30,19 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use self::shares::Share;
 
-/// Whose time a task takes; known from when its caller is.
+/// The tenant to which a task's processor time is charged; unknown until its caller is authenticated.
 #[derive(Debug, Clone, Default)]
 pub struct CpuAccount(Arc<Account>);
 
 #[derive(Debug, Default)]
 struct Account {
     share: OnceLock<Arc<Share>>,
-    /// What the task has that others wait for.
+    /// The number of scarce resources that the task holds.
     holds: AtomicUsize,
 }
 
 thread_local! {
-    /// Whose task this thread polls.
+    /// The account of the task that this thread polls.
     static CURRENT: RefCell<Option<CpuAccount>> = const { RefCell::new(None) };
 }
 
@@ -54,12 +53,12 @@ impl CpuAccount {
         payer
     }
 
-    /// Takes note of the tenant; the first one counts.
+    /// Sets the tenant; only the first call has an effect.
     pub fn set(&self, tenant: &str) {
         self.0.share.get_or_init(|| shares::of(tenant));
     }
 
-    /// Lets a task that has become known as one of a tenant with too much go on in the lane.
+    /// Moves the task to the lane, if its tenant turns out to take more than its share.
     pub async fn move_to_lane(&self) {
         let mut has_stepped = self.share_if_over().is_none();
         poll_fn(|context| {
@@ -84,8 +83,8 @@ impl CpuAccount {
         CURRENT.with_borrow(Clone::clone)
     }
 
-    /// Does something in the name of the task. A tenant that is alone is not counted.
-    fn pays<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Does work on the account of the task. Nothing is counted while there is only one tenant.
+    fn run_charged<T>(&self, work: impl FnOnce() -> T) -> T {
         struct Reset(Option<CpuAccount>);
         impl Drop for Reset {
             fn drop(&mut self) {
@@ -98,20 +97,23 @@ impl CpuAccount {
         let _reset = Reset(CURRENT.replace(Some(self.clone())));
         let begun = Instant::now();
         let done = work();
-        if let Some(share) = self.0.share.get() {
-            share.charge(begun);
-        }
+        self.charge(begun.elapsed());
         done
+    }
+
+    fn charge(&self, took: Duration) {
+        if let Some(share) = self.0.share.get() {
+            share.charge(took);
+        }
     }
 }
 
-/// Whether the task of this thread is of a tenant that takes more than its share.
+/// Whether the current task belongs to a tenant that takes more than its share.
 pub fn is_over() -> bool {
     CURRENT.with_borrow(|current| current.as_ref().is_some_and(|it| it.share_if_over().is_some()))
 }
 
-/// Says that its task has something that others wait for, as long as it lives: such a task is polled at
-/// once.
+/// Guard: the task holds a scarce resource, and so is polled at once.
 #[derive(Debug)]
 pub struct Hold {
     payer: Option<CpuAccount>,
@@ -119,13 +121,13 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// For what there is one of; at once.
+    /// For a resource of which there is one; does not wait.
     pub fn new() -> Self {
         Self::of(CpuAccount::current(), None)
     }
 
-    /// For what there are few of, and which a tenant that takes more than its share cannot have all of:
-    /// it waits for those that it has. A task that holds something already has no need to.
+    /// For a resource of which there are few. A tenant that takes more than its share may hold only some of them, so
+    /// its task waits here until another one is released. A task that already holds a resource does not wait.
     pub async fn of_scarce() -> Self {
         let payer = CpuAccount::current();
         let over =
@@ -159,10 +161,10 @@ impl Drop for Hold {
     }
 }
 
-/// Why there is no result of work that was to be done on another thread.
+/// Why work on another thread has no result.
 #[derive(Debug)]
 pub struct Failed {
-    /// What it panicked with; `None` where the service stops.
+    /// The panic; `None` if the service is stopping.
     pub panic: Option<Box<dyn Any + Send>>,
 }
 
@@ -172,8 +174,7 @@ impl fmt::Display for Failed {
     }
 }
 
-/// Does work that takes long on a thread that may be blocked: in the lane where the tenant has taken
-/// more than its share.
+/// Does long work on a blocking thread; in the lane, if the tenant takes more than its share.
 ///
 /// # Errors
 /// [`Failed`].
@@ -184,7 +185,7 @@ pub async fn blocking<T: Send + 'static>(
     let over = current.as_ref().and_then(CpuAccount::share_if_over).cloned();
     let caught = move || catch_unwind(AssertUnwindSafe(work));
     let paid = move || match current {
-        Some(payer) => payer.pays(caught),
+        Some(payer) => payer.run_charged(caught),
         None => caught(),
     };
     let Some(share) = over else {
@@ -202,11 +203,43 @@ pub async fn blocking<T: Send + 'static>(
     result(done.await.ok())
 }
 
+/// Waits for work that a thread of a library does, such as a query of the embedded database, and charges the time that
+/// it says it took. It takes a place in the lane, if the tenant takes more than its share.
+///
+/// # Errors
+/// [`Failed`].
+pub async fn charged<T: Send + 'static>(
+    work: impl Future<Output = (T, Duration)> + Send + 'static,
+) -> Result<T, Failed> {
+    let Some(payer) = CpuAccount::current() else { return Ok(work.await.0) };
+    let over = payer.share_if_over().filter(|_| payer.is_free()).cloned();
+    let Some(share) = over else {
+        let _hold = Hold::of(Some(payer.clone()), None);
+        let (done, took) = work.await;
+        payer.charge(took);
+        return Ok(done);
+    };
+    let (answer, done) = oneshot::channel();
+    let handle = Handle::current();
+    lane::push(
+        share,
+        Box::new(move || {
+            let done = catch_unwind(AssertUnwindSafe(|| handle.block_on(work)));
+            let done = done.map(|(done, took)| {
+                payer.charge(took);
+                done
+            });
+            let _ = answer.send(done); // the receiver may be gone
+        }),
+    );
+    result(done.await.ok())
+}
+
 fn result<T>(done: Option<thread::Result<T>>) -> Result<T, Failed> {
     done.map_or(Err(None), |done| done.map_err(Some)).map_err(|panic| Failed { panic })
 }
 
-/// A future that is polled when it is its tenant's turn.
+/// A future that is polled by the runtime, or in the lane while its tenant takes more than its share.
 pub struct Turns<T>(Arc<Turn<T>>);
 
 struct Turn<T> {
@@ -219,7 +252,7 @@ type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// Where the future is.
 enum Place<T> {
     Here(Task<T>),
-    /// In the lane; with who has to be woken when it is back.
+    /// In the lane; with the waker of the task that waits for it.
     Away(Option<Waker>),
     Done(thread::Result<T>),
     /// It has ended, or its task was dropped.
@@ -255,7 +288,7 @@ impl<T: Send + 'static> Future for Turns<T> {
                     );
                     return Poll::Pending;
                 }
-                let polled = payer.pays(|| future.as_mut().poll(context));
+                let polled = payer.run_charged(|| future.as_mut().poll(context));
                 if polled.is_pending() {
                     *place = Place::Here(future);
                 }
@@ -273,18 +306,18 @@ impl<T: Send + 'static> Future for Turns<T> {
 }
 
 impl<T> Turn<T> {
-    /// On a thread of the lane.
+    /// Polls the future on a thread of the lane.
     fn poll_in_lane(&self, mut future: Task<T>, waker: Waker) {
         if matches!(*self.place.lock(), Place::Gone) {
             return;
         }
         let mut context = Context::from_waker(&waker);
-        let poll = || self.payer.pays(|| future.as_mut().poll(&mut context));
+        let poll = || self.payer.run_charged(|| future.as_mut().poll(&mut context));
         let polled = catch_unwind(AssertUnwindSafe(poll));
         let mut place = self.place.lock();
         let Place::Away(awaited) = &mut *place else { return };
         let awaited = awaited.take();
-        let roused = match polled {
+        let to_wake = match polled {
             Ok(Poll::Pending) => {
                 *place = Place::Here(future);
                 awaited
@@ -299,7 +332,7 @@ impl<T> Turn<T> {
             }
         };
         drop(place);
-        if let Some(waker) = roused {
+        if let Some(waker) = to_wake {
             waker.wake();
         }
     }

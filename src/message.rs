@@ -38,7 +38,7 @@ pub enum CallTarget {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = ModelToolCall)]
 pub struct ToolCall {
-    /// Ours: stable, unique, used in events, rows and URLs.
+    /// The service's id of the call: stable, unique, used in events, rows and URLs.
     pub id: Uuid,
     /// The provider's own id, sent back to it verbatim and shown nowhere else.
     pub provider_id: String,

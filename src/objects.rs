@@ -1,8 +1,8 @@
 //! Contents that are kept under names beside the database: in a directory, or in a bucket of a server
 //! that speaks S3.
 //!
-//! A name is never used for a second content, and a path is never made of a name that the store
-//! tells. What a name means, and whose it is, is the caller's.
+//! A name is never used for a second content, and no path is made from a name that the store
+//! returns. What a name means, and whose it is, is decided by the caller.
 
 use std::fmt;
 use std::path::Path as FilePath;
@@ -23,12 +23,12 @@ use tokio::io::AsyncWriteExt;
 
 /// Bytes that are sent at once: a larger content goes in parts.
 pub const PART: usize = 8 << 20;
-/// Bytes of a small content, as far as they are read.
+/// The maximum size of a small content, in bytes.
 const MAX_SMALL: u64 = 4096;
-const CONNECT: Duration = Duration::from_secs(5);
-/// No byte for this long.
-const SILENCE: Duration = Duration::from_secs(20);
-const REQUEST: Duration = Duration::from_mins(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long no byte may arrive.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// A place that keeps contents.
 #[derive(Clone)]
@@ -103,12 +103,12 @@ impl Objects {
     pub fn in_bucket(s3: &S3<'_>) -> Result<Self, ObjectsError> {
         let S3 { bucket, prefix, endpoint, region, key } = s3;
         let client = ClientOptions::new()
-            .with_connect_timeout(CONNECT)
-            .with_read_timeout(SILENCE)
-            .with_timeout(REQUEST);
+            .with_connect_timeout(CONNECT_TIMEOUT)
+            .with_read_timeout(READ_TIMEOUT)
+            .with_timeout(REQUEST_TIMEOUT);
         let retry = RetryConfig {
             max_retries: 2,
-            retry_timeout: SILENCE,
+            retry_timeout: READ_TIMEOUT,
             backoff: BackoffConfig::default(),
         };
         // What is not set here may be a role that the machine has.

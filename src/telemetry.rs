@@ -33,6 +33,8 @@ pub struct TraceSettings {
 /// Whether the configuration or a definition names a model, given its provider and its name there.
 /// Others, which callers choose, share one label.
 pub type IsNamed = Box<dyn Fn(&str, &str) -> bool + Send + Sync>;
+/// Whether a tool is one of the service's. Others, which callers bring along, share one label.
+pub type IsOwnTool = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// Gauges that are read when metrics are scraped; `None` where the store does not say.
 #[derive(Debug, Clone)]
@@ -100,8 +102,9 @@ impl Telemetry {
     pub fn start(
         traces: Option<&TraceSettings>,
         is_named: IsNamed,
+        is_own_tool: IsOwnTool,
     ) -> Result<Self, TelemetryError> {
-        let metrics = Metrics::install(is_named)?;
+        let metrics = Metrics::install(is_named, is_own_tool)?;
         Ok(Self { metrics, traces: traces.map(Traces::start).transpose()? })
     }
 
@@ -146,7 +149,7 @@ impl Telemetry {
 
 /// The start of the call that ended with `events[at]`: from its start event if that is in the same
 /// write, else its end minus its duration.
-fn began(events: &[Event], at: usize, call: uuid::Uuid, duration_ms: u64) -> DateTime<Utc> {
+fn start_of_call(events: &[Event], at: usize, call: uuid::Uuid, duration_ms: u64) -> DateTime<Utc> {
     let (before, end) = events.split_at(at);
     let journalled = before.iter().rev().find_map(|event| {
         let RunEvent::ToolCallStarted(started) = &event.what else { return None };
@@ -154,11 +157,11 @@ fn began(events: &[Event], at: usize, call: uuid::Uuid, duration_ms: u64) -> Dat
     });
     journalled.unwrap_or_else(|| {
         let end = end.first().map_or_else(Utc::now, |event| event.at);
-        earlier(end, duration_ms)
+        before_by_ms(end, duration_ms)
     })
 }
 
-fn earlier(end: DateTime<Utc>, ms: u64) -> DateTime<Utc> {
+fn before_by_ms(end: DateTime<Utc>, ms: u64) -> DateTime<Utc> {
     let before = i64::try_from(ms).ok().and_then(chrono::TimeDelta::try_milliseconds);
     before.and_then(|before| end.checked_sub_signed(before)).unwrap_or(end)
 }

@@ -72,9 +72,10 @@ impl Agent {
         Self::compile(definition, json.to_owned())
     }
 
-    /// This agent where it may do no more unasked than that, and what its parent forbids or asks
-    /// for holds too. `directory` is the parent's workspace, relative to the tenant's directory; where
-    /// it `is_elsewhere`, it is not this agent's own: the paths that the parent denies, or says are private, are those of its own workspace.
+    /// This agent with the restrictions of its parent: it may do no more without approval than
+    /// `autonomy` says, and what the parent forbids or asks for holds too. `directory` is the parent's
+    /// workspace, relative to the tenant's directory. If `is_elsewhere`, it is not this agent's own
+    /// workspace, so the parent's denied and private paths are those of the parent's workspace.
     ///
     /// # Errors
     /// None in practice: what compiled once compiles again.
@@ -162,8 +163,8 @@ impl Agent {
         self.rules.broken_by(output, inputs)
     }
 
-    /// The place of the first stop condition that is met and is not among those that were
-    /// `already`, and why it counts as met where it cannot be evaluated: a check that cannot decide
+    /// The index of the first stop condition that is met and is not among those that were
+    /// `already` met, and why it counts as met if it cannot be evaluated: a check that cannot decide
     /// denies. `facts` holds `usage`, `counters` and `elapsed`, as documented on
     /// [`crate::run::StopCondition`].
     pub fn condition_met(
@@ -203,7 +204,7 @@ fn narrowed(
     } else {
         parent
     };
-    // Named one by one, so that a new section does not compile until this says what it means here.
+    // Named one by one, so that a new section does not compile until it is handled here.
     let GovernanceSection {
         autonomy: _, // that of the run, which its skills may have narrowed
         mode,

@@ -4,7 +4,7 @@
 //! last good version and is reported. Runs are not touched by any of this: each holds the version
 //! it started with. A missing directory is an empty catalogue, so that it can be filled later.
 //! Agents may name one another: whether those are there is judged when all files have been read,
-//! and again at every look.
+//! and again at every refresh.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Metadata;
@@ -24,11 +24,11 @@ use crate::run::Delegation;
 
 /// Bytes of a definition at most.
 const MAX_FILE: u64 = 1024 * 1024;
-/// What all definitions may have together, in parts of the memory limit: each is there as its text, as the
+/// All definitions together may have this fraction (1/`PARTS`) of a part of the memory limit: each is held as its text, as the
 /// snapshot of runs and as its compiled templates.
 const PARTS: u64 = 2;
-/// File systems with coarse clocks may stamp two versions alike: a file that young is read again.
-const UNSETTLED: Duration = Duration::from_secs(2);
+/// A younger file is read again: file systems with coarse clocks may stamp two versions alike.
+const MIN_AGE: Duration = Duration::from_secs(2);
 
 /// Asks the rest of the service whether it can serve a definition: its provider, its tools.
 pub type OutsideCheck = Box<dyn Fn(&Definition) -> Result<(), DefinitionError> + Send + Sync>;
@@ -43,7 +43,7 @@ pub struct DefinitionProblem {
     pub error: String,
 }
 
-/// What a look at the directory found.
+/// A change that a refresh found.
 #[derive(Debug, Clone)]
 pub enum Change {
     /// A new agent, or a new version of one, with the version before.
@@ -75,7 +75,7 @@ pub struct Catalogue {
 #[derive(Default)]
 struct State {
     /// By file name.
-    files: BTreeMap<String, Seen>,
+    files: BTreeMap<String, KnownFile>,
     /// By the agent's name, which is the file's stem.
     agents: BTreeMap<String, Arc<Agent>>,
     /// The directory itself cannot be read.
@@ -83,12 +83,12 @@ struct State {
 }
 
 #[derive(Clone)]
-struct Seen {
+struct KnownFile {
     stamp: Stamp,
     problem: Option<DefinitionProblem>,
 }
 
-/// By which a changed file is known.
+/// By these a changed file is recognised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     modified: SystemTime,
@@ -99,12 +99,12 @@ pub(super) struct Stamp {
 impl Stamp {
     pub(super) fn of(meta: &Metadata, now: SystemTime) -> io::Result<Self> {
         let modified = meta.modified()?;
-        let settled = now.duration_since(modified).is_ok_and(|age| age > UNSETTLED);
+        let settled = now.duration_since(modified).is_ok_and(|age| age > MIN_AGE);
         Ok(Self { modified, len: meta.len(), settled })
     }
 }
 
-/// A file of the directory, as this look found it.
+/// A file of the directory, as a refresh found it.
 struct Found {
     file: String,
     stem: String,
@@ -117,10 +117,10 @@ impl Catalogue {
     /// Reads every `*.yaml` and `*.yml` of the directory. Broken files are problems, not errors.
     pub fn load(dir: &Path, skills: Arc<Skills>, check: OutsideCheck) -> Self {
         let most = memory::part().map_or(u64::MAX, |part| part / PARTS);
-        Self::bounded(dir, skills, check, most)
+        Self::load_bounded(dir, skills, check, most)
     }
 
-    fn bounded(dir: &Path, skills: Arc<Skills>, check: OutsideCheck, most: u64) -> Self {
+    fn load_bounded(dir: &Path, skills: Arc<Skills>, check: OutsideCheck, most: u64) -> Self {
         let (dir, others, state) = (dir.to_owned(), Vec::new(), RwLock::default());
         let outdated = RwLock::default();
         let catalogue = Self { dir, skills, check, most, others, outdated, state };
@@ -130,7 +130,7 @@ impl Catalogue {
 
     /// The same, with problems of files that others read.
     #[must_use]
-    pub fn beside(self, others: Vec<DefinitionProblem>) -> Self {
+    pub fn with_other_problems(self, others: Vec<DefinitionProblem>) -> Self {
         Self { others, ..self }
     }
 
@@ -157,7 +157,7 @@ impl Catalogue {
         })
     }
 
-    /// Reads what changed since the last look. Blocks on the file system.
+    /// Reads what has changed since the last refresh. Blocks on the file system.
     pub fn refresh(&self) -> Vec<Change> {
         let mut changes = self.skills.refresh();
         let same_skills = changes.iter().all(|change| matches!(change, Change::Broken(_)));
@@ -179,18 +179,18 @@ impl Catalogue {
         let mut bytes = old.agents.values().map(|agent| bytes_of(agent)).sum();
         for (file, stamp) in listing {
             let stem = stem_of(&file).to_owned();
-            let looked_at = if defined.contains(&stem) {
+            let read = if defined.contains(&stem) {
                 let problem = Some(format!("another file defines {stem:?} already"));
                 Found { file, stem, stamp, agent: None, problem }
             } else {
                 let known = old.files.get(&file);
                 let known = known.filter(|seen| seen.stamp == stamp && same_skills);
-                self.look(file, stamp, known, old.agents.get(&stem), &mut bytes)
+                self.read_if_changed(file, stamp, known, old.agents.get(&stem), &mut bytes)
             };
-            if looked_at.agent.is_some() {
-                defined.insert(looked_at.stem.clone());
+            if read.agent.is_some() {
+                defined.insert(read.stem.clone());
             }
-            found.push(looked_at);
+            found.push(read);
         }
         self.judge_references(&mut found, &old);
         let mut new = State::default();
@@ -209,7 +209,7 @@ impl Catalogue {
             {
                 changes.push(Change::Broken(problem.clone()));
             }
-            new.files.insert(file, Seen { stamp, problem });
+            new.files.insert(file, KnownFile { stamp, problem });
         }
         let gone = old.agents.keys().filter(|name| !new.agents.contains_key(*name));
         changes.extend(gone.map(|name| Change::Removed(name.clone())));
@@ -217,13 +217,13 @@ impl Catalogue {
         changes
     }
 
-    /// Looks at a file, and reads it unless it is known as it is. Of what all definitions have, `bytes`
-    /// are taken; the last good version of this one has its part of them.
-    fn look(
+    /// Reads a file unless it is unchanged. `bytes` is the size of all definitions so far, including
+    /// the last good version of this one.
+    fn read_if_changed(
         &self,
         file: String,
         mut stamp: Stamp,
-        known: Option<&Seen>,
+        known: Option<&KnownFile>,
         last_good: Option<&Arc<Agent>>,
         bytes: &mut u64,
     ) -> Found {
@@ -233,7 +233,7 @@ impl Catalogue {
         let (agent, problem) = match known.filter(|_| stamp.settled) {
             Some(seen) => (last_good(), seen.problem.as_ref().map(|p| p.error.clone())),
             None if has > had && *bytes - had + has > self.most => {
-                stamp.settled = false; // there may be room at the next look
+                stamp.settled = false; // there may be room at the next refresh
                 (last_good(), Some(self.too_many()))
             }
             None => match self.read(&stem, &file) {
@@ -279,7 +279,7 @@ impl Catalogue {
         String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())
     }
 
-    /// Whether there is what a definition names.
+    /// Checks that the provider and the tools that a definition names exist.
     fn check_outside(&self, definition: &Definition) -> Result<(), DefinitionError> {
         let is_unknown = |skill: &String| self.skills.skill(skill).is_none();
         if let Some(i) = definition.skills.iter().position(is_unknown) {
@@ -289,7 +289,7 @@ impl Catalogue {
         (self.check)(definition)
     }
 
-    /// The file that defines an agent, and a complaint about it with its place in there.
+    /// The file that defines an agent, and the error with its line and column in that file.
     pub fn located(&self, name: &str, error: DefinitionError) -> (String, DefinitionError) {
         let state = self.state();
         let defines = |file: &&String| file.rsplit_once('.').is_some_and(|(stem, _)| stem == name);
@@ -298,7 +298,7 @@ impl Catalogue {
         (file.clone(), text.map_or_else(|_| error.clone(), |text| error.clone().located_in(&text)))
     }
 
-    /// What is wrong with a file whose agent leaves work to one that is not there.
+    /// The error text for a file whose agent delegates to a missing one.
     fn names_missing_agent(&self, file: &str, agent: &Agent, there: &BTreeSet<String>) -> String {
         let Some(error) = missing_agent(&agent.definition, there) else { return String::new() };
         match std::fs::read_to_string(self.dir.join(file)) {
@@ -308,8 +308,8 @@ impl Catalogue {
     }
 
     /// A definition that names a missing agent is a problem and is not reloaded; a version that
-    /// was good once stays. Such a file is read again at the next look, by when the other one may have
-    /// come.
+    /// was good once stays. Such a file is read again at the next refresh, when the other one may
+    /// exist.
     fn judge_references(&self, found: &mut [Found], old: &State) {
         let delegates = |f: &Found| {
             f.agent.as_ref().is_some_and(|agent| agent.definition.delegates().next().is_some())
@@ -373,7 +373,7 @@ impl Catalogue {
         self.state().agents.values().any(names)
     }
 
-    /// Files that are broken now. Those of tools and skills come first: agents may be broken for want
+    /// Files that are broken now. Those of tools and skills come first: agents may be broken because
     /// of them.
     pub fn problems(&self) -> Vec<DefinitionProblem> {
         let state = self.state();
@@ -394,7 +394,7 @@ impl Catalogue {
     }
 }
 
-/// A complaint about the first agent that a definition leaves work to and that is not there.
+/// An error about the first missing agent to which a definition delegates.
 fn missing_agent(definition: &Definition, there: &BTreeSet<String>) -> Option<DefinitionError> {
     let missing_name = |tool: &String| {
         Delegation::of_tool(tool)
@@ -408,7 +408,7 @@ fn missing_agent(definition: &Definition, there: &BTreeSet<String>) -> Option<De
     Some(DefinitionError::at(format!("tools[{index}]"), message))
 }
 
-/// That something is not there, and what is.
+/// An error text: something does not exist, and the names of those that do.
 pub fn missing(kind: &str, name: &str, there: impl IntoIterator<Item = String>) -> String {
     let there: Vec<String> = there.into_iter().collect();
     if there.is_empty() {
@@ -453,12 +453,12 @@ fn list(dir: &Path) -> io::Result<BTreeMap<String, Stamp>> {
     Ok(files)
 }
 
-/// Looks at the directory every `interval`, off the executor, and reports what changed, once.
+/// Refreshes every `interval`, off the executor, and reports each change once.
 pub async fn watch(
     catalogue: Arc<Catalogue>,
     interval: Duration,
     stop: CancellationToken,
-    told: impl AsyncFn(&Change),
+    report: impl AsyncFn(&Change),
 ) {
     loop {
         tokio::select! {
@@ -470,7 +470,7 @@ pub async fn watch(
             Ok(changes) => {
                 for change in &changes {
                     catalogue.log(change);
-                    told(change).await;
+                    report(change).await;
                 }
             }
             Err(error) => tracing::error!(%error, "looking at the agents directory failed"),

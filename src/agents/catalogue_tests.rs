@@ -191,8 +191,8 @@ fn labels_of_inputs_are_checked_at_every_depth() {
             "line 6, column 27: inputs.$defs.x-yields.x-yields[0]: \"x\" is neither",
         ),
     ] {
-        let told = error(&with(inputs));
-        assert!(told.starts_with(wrong), "{told}");
+        let error = error(&with(inputs));
+        assert!(error.starts_with(wrong), "{error}");
     }
     for inputs in [
         "  x-yields: [private, untrusted]\n  properties: {a: {type: array, items: {x-yields: []}}}\n",
@@ -366,7 +366,7 @@ fn agents_may_name_one_another_and_must_be_there() {
 
     naming("two", "agent:nobody', 'agent:pung").unwrap();
     catalogue.refresh();
-    let told: Vec<_> = catalogue.mistakes("two.yaml").iter().map(ToString::to_string).collect();
+    let mistakes: Vec<_> = catalogue.mistakes("two.yaml").iter().map(ToString::to_string).collect();
     let all = "there are: far, near, ping, pong";
     let expected = [
         format!("line 4, column 9: tools[0]: there is no agent named \"nobody\"; {all}"),
@@ -374,7 +374,7 @@ fn agents_may_name_one_another_and_must_be_there() {
             "line 4, column 25: tools[1]: there is no agent named \"pung\" (did you mean \"ping\"?); {all}"
         ),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(mistakes, expected);
 
     let itself = "name: narcissus\nmodel: a/b\ntools: ['agent:narcissus']\n";
     assert!(Agent::from_yaml("narcissus", itself).unwrap_err().to_string().contains("to itself"));
@@ -391,7 +391,7 @@ fn definitions_have_so_many_bytes_together() {
     for name in ["first", "second", "third"] {
         write(name, 40_000);
     }
-    let catalogue = Catalogue::bounded(dir.path(), Arc::default(), Box::new(|_| Ok(())), most);
+    let catalogue = Catalogue::load_bounded(dir.path(), Arc::default(), Box::new(|_| Ok(())), most);
     let names = || catalogue.agents().iter().map(|a| a.definition.name.clone()).collect::<Vec<_>>();
     let broken = || catalogue.problems().into_iter().map(|p| p.file).collect::<Vec<_>>();
     assert_eq!(

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_uses_any_more_is_the_outermost_directory_of_its_own() {
+    fn the_outermost_directory_that_no_other_run_uses_is_found() {
         let run = Uuid::from_u128(7);
         let (r, s) = (format!("r-{run}"), Some("x"));
         for (workspace, session, with_session, left) in [

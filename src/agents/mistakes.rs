@@ -11,9 +11,9 @@ use crate::bounds::nearest::nearest;
 use crate::bounds::yaml;
 
 /// Keys of one name in different sections, at most, that are reported.
-const MOST_PLACES: usize = 3;
+const MAX_PLACES: usize = 3;
 /// Sections within sections.
-const DEEPEST: usize = 4;
+const MAX_DEPTH: usize = 4;
 
 /// What is wrong with a file, each with its place in it; nothing where it loads.
 pub(super) fn all(
@@ -22,11 +22,11 @@ pub(super) fn all(
     outside: impl Fn(&Agent) -> Result<(), DefinitionError>,
 ) -> Vec<DefinitionError> {
     let load = |text: &str| Agent::from_yaml(stem, text).and_then(|agent| outside(&agent));
-    mistakes::all(text, |key| instead(stem, key), load)
+    mistakes::all(text, |key| required_default(stem, key), load)
 }
 
-/// Without these nothing loads; others may be right all the same.
-fn instead(stem: &str, key: &str) -> Option<String> {
+/// A valid value of a required key, so that the rest of the file can be checked.
+fn required_default(stem: &str, key: &str) -> Option<String> {
     match key {
         "name" => Some(stem.to_owned()),
         "model" => Some("scripted/x".to_owned()),
@@ -58,9 +58,9 @@ fn collect_keys(root: &Value, at: &Value, section: &str, keys: &mut Vec<String>)
             collect_keys(root, inner, section, keys);
         }
     }
-    // What a schema holds that is itself in a definition is its author's.
+    // The content of a JSON schema in a definition is free.
     let is_schema = section == "inputs" || section.ends_with("schema");
-    if is_schema || depth(section) + 1 == DEEPEST {
+    if is_schema || depth(section) + 1 == MAX_DEPTH {
         return;
     }
     for (name, inner) in at["properties"].as_object().into_iter().flatten() {
@@ -70,10 +70,10 @@ fn collect_keys(root: &Value, at: &Value, section: &str, keys: &mut Vec<String>)
     }
 }
 
-/// The complaint about an unknown key, with the section around or beneath it that has a key of such a
+/// The error about an unknown key, with the sections around or beneath it that have a key of such a
 /// name.
 pub(super) fn with_section(error: DefinitionError) -> DefinitionError {
-    let told = || {
+    let suggestion = || {
         let (name, rest) =
             error.message.strip_prefix("unknown key `")?.split_once("`, expected ")?;
         let section = error.key.strip_suffix(name)?;
@@ -88,11 +88,11 @@ pub(super) fn with_section(error: DefinitionError) -> DefinitionError {
         let meant = if is_there { name } else { nearest(name, near().map(|(last, _)| last))? };
         let places = near().filter(|(last, _)| *last == meant);
         let places: Vec<String> = places.map(|(_, key)| format!("`{key}`")).collect();
-        (places.len() <= MOST_PLACES).then(|| {
+        (places.len() <= MAX_PLACES).then(|| {
             format!("unknown key `{name}` (did you mean {}?), expected {rest}", places.join(" or "))
         })
     };
-    match told() {
+    match suggestion() {
         Some(message) => DefinitionError { message, ..error },
         None => error,
     }
@@ -117,14 +117,14 @@ pub fn without_failed_examples(
     let mut error = first;
     loop {
         let Some((list, number)) = example_of(&error.key) else { return Err(error) };
-        if !rest.take_out(&error.key, instead(stem, &error.key).as_deref()) {
+        if !rest.take_out(&error.key, required_default(stem, &error.key).as_deref()) {
             return Err(error);
         }
         // The examples that were taken out of the same list all stood before this one.
         let taken = rest.removed.iter().filter_map(|key| example_of(key));
         let before = taken.filter(|(other, _)| *other == list).count() - 1;
-        let told = DefinitionError::at(format!("{list}[{}]", number + before), &error.message);
-        failed.push(told.located_in(text));
+        let failure = DefinitionError::at(format!("{list}[{}]", number + before), &error.message);
+        failed.push(failure.located_in(text));
         error = match Agent::from_yaml(stem, &rest.value.to_string()) {
             Ok(agent) => return Ok((agent, failed)),
             Err(next) => next,
@@ -144,7 +144,7 @@ fn example_of(key: &str) -> Option<(&str, usize)> {
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> Vec<String> {
+    fn mistakes_of(text: &str) -> Vec<String> {
         let no_ghosts = |agent: &Agent| {
             let ghost = agent.definition.tools.iter().position(|tool| tool == "ghost");
             ghost
@@ -154,8 +154,8 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_where_it_is() {
-        let told = told(
+    fn every_mistake_is_reported_with_its_place() {
+        let mistakes = mistakes_of(
             "name: ab\nmodel: m/x\ntool: [file_ops]\ntools: [a, ghost, b, b, ghost]\nlimits:\n  max_attempts: 0\n  \
              max_iterations: 99999\ngovernance: {autonomy: total}\noutput: {schema: {type: text}}\n",
         );
@@ -170,14 +170,14 @@ mod tests {
             "line 4, column 12: tools[1]: no such tool",
         ];
         for start in starts {
-            assert!(told.iter().any(|line| line.starts_with(start)), "{start}\n{told:#?}");
+            assert!(mistakes.iter().any(|line| line.starts_with(start)), "{start}\n{mistakes:#?}");
         }
-        assert_eq!(told.len(), starts.len(), "{told:#?}");
+        assert_eq!(mistakes.len(), starts.len(), "{mistakes:#?}");
     }
 
     #[test]
-    fn a_key_in_the_wrong_section_and_a_wrong_kind_of_value_are_told_in_plain_words() {
-        let told = told(
+    fn a_key_in_the_wrong_section_and_a_wrong_kind_of_value_are_reported_in_plain_words() {
+        let mistakes = mistakes_of(
             "name: ab\nmodel: m/x\ntemprature: 1\nstop_conditions: []\nmax_iterations: 5\ncolour: red\ntools: file_ops\n\
              governance: {autonomy: [full], budget: {max_tokens: 1}, paths: x}\nlimits: {max_attempts: many}\n",
         );
@@ -193,9 +193,9 @@ mod tests {
             "line 9, column 10: limits.max_attempts: must be a whole number, not less than 0",
         ];
         for start in starts {
-            assert!(told.iter().any(|line| line.starts_with(start)), "{start}\n{told:#?}");
+            assert!(mistakes.iter().any(|line| line.starts_with(start)), "{start}\n{mistakes:#?}");
         }
-        assert_eq!(told.len(), starts.len(), "{told:#?}");
+        assert_eq!(mistakes.len(), starts.len(), "{mistakes:#?}");
         let twice =
             all("ab", "name: ab\nmodel: m/x\nlimits: {max_attempts: 1, max_attempts: 2}\n", |_| {
                 Ok(())
@@ -204,18 +204,18 @@ mod tests {
     }
 
     #[test]
-    fn examples_that_fail_are_taken_out_and_told() {
+    fn examples_that_fail_are_taken_out_and_reported() {
         let text = "name: ab\nmodel: m/x\ngovernance:\n  commands:\n    deny:\n      - command: git\n        \
             args: push\n        match: [git log, git push, git pull]\n        no_match: [git push]\n";
         let (agent, failed) = without_failed_examples("ab", text).unwrap();
         assert_eq!(agent.definition.governance.commands.deny[0].matches, ["git push"]);
-        let told: Vec<String> = failed.iter().map(ToString::to_string).collect();
+        let failures: Vec<String> = failed.iter().map(ToString::to_string).collect();
         let starts = [
             "line 8, column 17: governance.commands.deny[0].match[0]: the rule does not match \"git log\"",
             "line 8, column 36: governance.commands.deny[0].match[2]: the rule does not match \"git pull\"",
             "line 9, column 20: governance.commands.deny[0].no_match[0]: the rule matches \"git push\"",
         ];
-        assert_eq!(told, starts);
+        assert_eq!(failures, starts);
         let whole = text.replace("m/x", "m/x\nlimits: {max_attempts: 0}");
         assert_eq!(without_failed_examples("ab", &whole).unwrap_err().key, "limits.max_attempts");
         assert_eq!(without_failed_examples("ab", "name: ab\nmodel: m/x\n").unwrap().1, []);
@@ -223,10 +223,10 @@ mod tests {
 
     #[test]
     fn a_file_that_loads_has_none_and_one_that_is_no_yaml_has_one() {
-        assert!(told("name: ab\nmodel: m/x\n").is_empty());
-        assert_eq!(told("name: [").len(), 1);
-        assert_eq!(told("[]").len(), 1);
-        assert_eq!(told("name: ab\n").len(), 1, "a missing key is told once");
-        assert_eq!(told("name: other\nmodel: x\nlimits: {max_attempts: 0}").len(), 3);
+        assert!(mistakes_of("name: ab\nmodel: m/x\n").is_empty());
+        assert_eq!(mistakes_of("name: [").len(), 1);
+        assert_eq!(mistakes_of("[]").len(), 1);
+        assert_eq!(mistakes_of("name: ab\n").len(), 1, "a missing key is reported once");
+        assert_eq!(mistakes_of("name: other\nmodel: x\nlimits: {max_attempts: 0}").len(), 3);
     }
 }

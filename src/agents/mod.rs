@@ -1,6 +1,6 @@
 //! Agents: definitions, the catalogue that keeps them fresh, and the prompts made from them.
 //!
-//! This room reads YAML and renders templates. It does not know models, tools or runs: whether a
+//! This module reads YAML and renders templates. It does not know models, tools or runs: whether a
 //! provider or a tool exists is asked through the check that [`Catalogue::load`] is given.
 
 pub mod definition;

@@ -75,7 +75,7 @@ impl Skill {
     /// What is wrong, with line, column and key.
     pub fn from_markdown(name: &str, text: &str) -> Result<Self, DefinitionError> {
         let text = text.trim_start_matches('\u{feff}').replace("\r\n", "\n");
-        let (front, body) = parted(&text)?;
+        let (front, body) = split_front_matter(&text)?;
         let checked = yaml::read::<FrontMatter>(front).and_then(|read| read.checked(name, body));
         checked.map_err(|error| {
             let error = error.located_in(front);
@@ -86,7 +86,7 @@ impl Skill {
 }
 
 /// Front matter and body.
-fn parted(text: &str) -> Result<(&str, &str), DefinitionError> {
+fn split_front_matter(text: &str) -> Result<(&str, &str), DefinitionError> {
     let wrong =
         |message: &str| DefinitionError { place: Some((1, 1)), ..DefinitionError::at("", message) };
     let rest = text.strip_prefix(FENCE).and_then(|rest| rest.strip_prefix('\n'));
@@ -175,7 +175,7 @@ impl Skills {
         skills
     }
 
-    /// Reads what changed since the last look. Blocks on the file system.
+    /// Reads what has changed since the last refresh. Blocks on the file system.
     pub fn refresh(&self) -> Vec<Change> {
         let Some(dir) = &self.dir else { return Vec::new() };
         let old = self.state();

@@ -1,6 +1,7 @@
 //! What a person reads when the service has started: where things are, and what to do first.
 
 use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde_json::{Map, Value, json};
@@ -39,7 +40,11 @@ pub(super) fn announce(address: SocketAddr, parts: &Parts, config: &Config, key:
             "\nNo agent could be loaded. What is wrong with their files:\n\n    toolloop check\n",
         ),
     }
-    println!("{text}");
+    if let Err(error) = writeln!(io::stdout(), "{text}") {
+        let another = ": for another admin key, `toolloop keys create --name admin --scope admin`";
+        let instead = key.map_or("", |_| another);
+        tracing::warn!(%error, "standard output cannot be written to{instead}");
+    }
 }
 
 fn places(url: &str, exposed: &[Exposed]) -> String {

@@ -12,7 +12,7 @@ use super::tools::Tools;
 use super::{AppError, router, tools};
 use crate::agents::{Agent, Catalogue, DefinitionError, DefinitionProblem};
 use crate::bounds::glob::Glob;
-use crate::config::{Config, Jwt, KeySetSource, Model, UnsetVariables, about_unknown};
+use crate::config::{Config, Jwt, KeySetSource, Model, UnsetVariables, unknown_variable_message};
 use crate::governance::mistake_of_rule;
 use crate::providers::scripted::Scripted;
 use crate::run::Delegation;
@@ -20,13 +20,13 @@ use crate::runtime::jwt::IdentityProvider;
 use crate::runtime::keys;
 use crate::tools::registry::Registry;
 
-/// How long a service may take that is asked whether a restart is due.
+/// How long the service may take to answer whether a restart is due.
 const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// The providers whose models are scenarios, by name. Each parses a file only when it has changed.
 pub type Scenarios = BTreeMap<String, Scripted>;
 
-/// Those of a configuration.
+/// The scenarios of a configuration.
 pub fn scenarios(config: &Config) -> Scenarios {
     let scripted = |(name, model): (&String, &Model)| match model {
         Model::Scripted { dir } => Some((name.clone(), Scripted::new(dir.clone()))),
@@ -46,10 +46,10 @@ pub struct Findings {
     pub not_loaded: Vec<String>,
 }
 
-/// Whether the first admin key is one.
+/// Checks the format of the first admin key.
 ///
 /// # Errors
-/// It is not.
+/// The key is not valid.
 pub fn check_admin_key(config: &Config) -> Result<(), AppError> {
     let malformed = |key: &&SecretString| keys::parse(key.expose_secret()).is_none();
     match config.admin_key.as_ref().filter(malformed) {
@@ -61,7 +61,7 @@ pub fn check_admin_key(config: &Config) -> Result<(), AppError> {
 /// Whether the file with the keys of the identity provider is a key set. An address is not asked.
 ///
 /// # Errors
-/// It is not, with the setting that names it.
+/// It is not valid; the message names the setting.
 pub async fn check_key_set(config: &Config) -> Result<(), String> {
     let Some(jwt @ Jwt { key_set: KeySetSource::File(file), .. }) = &config.jwt else {
         return Ok(());
@@ -105,24 +105,26 @@ pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
             findings.warnings.extend(idle_skills(&agents, &tools.registry));
             findings.warnings.extend(tools.left_out.iter().cloned().map(line));
             findings.warnings.extend(unknown_variables(config, &tools));
-            let at_a_start = tools::load_agents(config, &router, &tools::at_a_start(config));
-            for problem in lost_agents(&agents, &at_a_start, &mut findings.not_loaded) {
+            let loaded_anew = tools::load_agents(config, &router, &tools::loaded_anew(config));
+            for problem in lost_agents(&agents, &loaded_anew, &mut findings.not_loaded) {
                 findings.warnings.push(line(problem));
             }
         }
         Err(error) => findings.problems.push(error.to_string()),
     }
-    findings.warnings.extend(told(&unset));
+    findings.warnings.extend(unset_messages(&unset));
     findings
 }
 
 /// The warning about variables that begin like settings, are not settings and are named by no file of tools.
 pub(super) fn unknown_variables(config: &Config, tools: &Tools) -> impl Iterator<Item = String> {
     let unknown = config.unknown_variables.iter();
-    unknown.filter(|name| !tools.variables.contains_key(*name)).map(|name| about_unknown(name))
+    unknown
+        .filter(|name| !tools.variables.contains_key(*name))
+        .map(|name| unknown_variable_message(name))
 }
 
-/// What a service that runs at the configured address says of files that it read at its start.
+/// The messages of a running service at the configured address about files that need a restart.
 pub async fn due_restarts(config: &Config) -> Vec<String> {
     #[derive(Deserialize)]
     struct Ready {
@@ -138,13 +140,13 @@ pub async fn due_restarts(config: &Config) -> Vec<String> {
         let client = reqwest::Client::builder().no_proxy().timeout(MAX_WAIT).build().ok()?;
         client.get(format!("http://{address}/readyz")).send().await.ok()?.json::<Ready>().await.ok()
     };
-    let told = asked.await.map(|ready| ready.definitions).unwrap_or_default();
-    let due = told.into_iter().filter(|problem| problem.error.contains(SINCE_START));
+    let problems = asked.await.map(|ready| ready.definitions).unwrap_or_default();
+    let due = problems.into_iter().filter(|problem| problem.error.contains(SINCE_START));
     due.map(|Problem { file, error }| format!("the service at {address}: {file} {error}")).collect()
 }
 
 /// A line for each variable that is not set.
-pub fn told(unset: &UnsetVariables) -> impl Iterator<Item = String> {
+pub fn unset_messages(unset: &UnsetVariables) -> impl Iterator<Item = String> {
     unset.iter().map(|(variable, named_by)| {
         format!("the environment variable {variable} is not set ({named_by})")
     })
@@ -154,21 +156,21 @@ pub fn told(unset: &UnsetVariables) -> impl Iterator<Item = String> {
 /// set for tools that they name; their names are added to `names`.
 fn lost_agents(
     valid: &Catalogue,
-    at_a_start: &Catalogue,
+    loaded_anew: &Catalogue,
     names: &mut Vec<String>,
 ) -> Vec<DefinitionProblem> {
     let lost = valid.agents().into_iter().map(|agent| agent.definition.name.clone());
-    names.extend(lost.filter(|name| at_a_start.agent(name).is_none()));
+    names.extend(lost.filter(|name| loaded_anew.agent(name).is_none()));
     let is_of_lost = |problem: &DefinitionProblem| {
         let stem = problem.file.rsplit_once('.').map(|(stem, _)| stem);
         names.iter().any(|name| Some(name.as_str()) == stem)
     };
-    let problems = at_a_start.problems().into_iter().filter(is_of_lost);
-    let told = |DefinitionProblem { file, error }| {
+    let problems = loaded_anew.problems().into_iter().filter(is_of_lost);
+    let message = |DefinitionProblem { file, error }| {
         let error = format!("not loaded while a variable of its tools is not set: {error}");
         DefinitionProblem { file, error }
     };
-    problems.map(told).collect()
+    problems.map(message).collect()
 }
 
 /// A problem, and what else is wrong with its file.

@@ -1,17 +1,20 @@
-//! Files that are read at the start alone: where one has changed since, a restart is due, or the file
+//! Files that are read at the start only. If one has changed since, a restart is due, or the file
 //! is broken, which the log and `/readyz` say.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::tools;
 use crate::agents::{Catalogue, DefinitionProblem};
-use crate::config::Config;
+use crate::bounds::yaml;
+use crate::config::{Config, Flags};
 
-/// How what is said of such a file begins.
+/// The beginning of a message about such a file.
 pub(super) const SINCE_START: &str = "has changed since the start";
 
 /// How names of files of tools begin.
@@ -19,20 +22,21 @@ const TOOLS: &str = "tools/";
 
 const DUE: &str = "has changed since the start: restart the service, so that it takes effect";
 
-/// The mistakes of files of tools, by what they are called in problems.
+/// The mistakes of files of tools, by the names of the files in problems.
 type Mistakes = BTreeMap<String, String>;
 
-/// What is due where one has changed: a restart, unless the file is broken.
-fn due(name: &str, settings: Option<&Path>, tools: &Mistakes) -> String {
+/// The message about a changed file: a restart is due, unless the file is broken.
+fn due(name: &str, flags: &Flags, tools: &Mistakes) -> String {
     if let Some(mistake) = tools.get(name) {
         return format!(
             "has changed since the start and is broken; the service goes on with the tools that it \
              read from it then, and after a restart there would be none of them: {mistake}"
         );
     }
-    let is_settings = settings.and_then(Path::file_name).is_some_and(|file| file == name);
-    let broken = settings.filter(|file| is_settings && file.exists()).map(Config::mistake_in);
-    match broken.flatten() {
+    let settings = flags.config.as_ref().filter(|file| file.exists());
+    let is_settings = settings.and_then(|file| file.file_name()).is_some_and(|file| file == name);
+    let mistake = if is_settings { Config::read(flags).err() } else { None };
+    match mistake {
         None => DUE.to_owned(),
         Some(mistake) => format!(
             "has changed since the start and is broken; the service goes on with the old settings, \
@@ -44,50 +48,56 @@ fn due(name: &str, settings: Option<&Path>, tools: &Mistakes) -> String {
 /// Of a larger file only the size is compared, in bytes.
 const MAX_READ: u64 = 4 << 20;
 
-/// The files and what was in them.
-pub(super) struct ReadAtStart {
+/// The files that are read at the start, with hashes of their contents.
+pub(super) struct StartupFiles {
     config: Config,
+    /// Those of this process, with the file that was read.
+    flags: Flags,
     /// A hash of the content, by what the file is called in problems.
-    seen: BTreeMap<String, u64>,
+    hashes: BTreeMap<String, u64>,
 }
 
-impl ReadAtStart {
-    pub(super) fn of(config: &Config) -> Self {
-        let seen = look(config.file.as_deref(), &config.tools_dir);
-        Self { config: config.clone(), seen }
+impl StartupFiles {
+    pub(super) fn of(config: &Config, flags: Flags) -> Self {
+        let hashes = hashes_of(config.file.as_deref(), &config.tools_dir);
+        let flags = Flags { config: config.file.clone(), ..flags };
+        Self { config: config.clone(), flags, hashes }
     }
 
-    /// Those that are not as they were, changed, new or gone, and what that means.
+    /// The files that are changed, new or gone, each with its message.
     fn changed(&self) -> BTreeMap<String, String> {
         let file = self.config.file.as_deref();
-        let now = look(file, &self.config.tools_dir);
+        let now = hashes_of(file, &self.config.tools_dir);
         let names =
-            self.seen.keys().chain(now.keys().filter(|name| !self.seen.contains_key(*name)));
+            self.hashes.keys().chain(now.keys().filter(|name| !self.hashes.contains_key(*name)));
         let changed: Vec<&String> =
-            names.filter(|name| self.seen.get(*name) != now.get(*name)).collect();
+            names.filter(|name| self.hashes.get(*name) != now.get(*name)).collect();
         let is_of_tools = |name: &&String| name.starts_with(TOOLS) && now.contains_key(*name);
         let mistakes = if changed.iter().copied().any(|name| is_of_tools(&name)) {
             tools::mistakes(&self.config)
         } else {
             Mistakes::new()
         };
-        changed.into_iter().map(|name| (name.clone(), due(name, file, &mistakes))).collect()
+        changed.into_iter().map(|name| (name.clone(), due(name, &self.flags, &mistakes))).collect()
     }
 
-    /// Looks every `interval`, off the executor.
+    /// Compares the files every `interval`, off the executor.
     pub(super) async fn watch(self, catalogue: Arc<Catalogue>, interval: Duration) {
         let files = Arc::new(self);
-        let mut told = BTreeMap::new();
+        let mut reported = BTreeMap::new();
         loop {
             tokio::time::sleep(interval).await;
-            let looking = Arc::clone(&files);
-            let Ok(changed) = tokio::task::spawn_blocking(move || looking.changed()).await else {
+            let files_of_task = Arc::clone(&files);
+            let Ok(changed) = tokio::task::spawn_blocking(move || files_of_task.changed()).await
+            else {
                 return; // a panic, which was logged
             };
-            if changed == told {
+            if changed == reported {
                 continue;
             }
-            for (file, due) in changed.iter().filter(|(file, due)| told.get(*file) != Some(*due)) {
+            for (file, due) in
+                changed.iter().filter(|(file, due)| reported.get(*file) != Some(*due))
+            {
                 tracing::warn!(file, "{due}");
             }
             let problem = |(file, error): (&String, &String)| DefinitionProblem {
@@ -95,32 +105,68 @@ impl ReadAtStart {
                 error: error.clone(),
             };
             catalogue.set_outdated(changed.iter().map(problem).collect());
-            told = changed;
+            reported = changed;
         }
     }
 }
 
-fn look(file: Option<&Path>, tools: &Path) -> BTreeMap<String, u64> {
+fn hashes_of(file: Option<&Path>, tools: &Path) -> BTreeMap<String, u64> {
     let mut seen = BTreeMap::new();
-    let mut note = |name: String, path: &Path| {
-        let Ok(meta) = path.metadata() else { return };
-        let mut hasher = DefaultHasher::new();
-        meta.len().hash(&mut hasher);
-        if meta.is_file() && meta.len() <= MAX_READ {
-            std::fs::read(path).unwrap_or_default().hash(&mut hasher);
-        }
-        seen.insert(name, hasher.finish());
-    };
     if let Some(file) = file {
         let name = file.file_name().unwrap_or(file.as_os_str());
-        note(name.to_string_lossy().into_owned(), file);
+        let name = name.to_string_lossy().into_owned();
+        seen.extend(hash_of(file, None).map(|hash| (name, hash)));
     }
     for entry in tools.read_dir().into_iter().flatten().flatten() {
         let path = entry.path();
         let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
         if is_yaml {
-            note(format!("{TOOLS}{}", entry.file_name().to_string_lossy()), &path);
+            let name = format!("{TOOLS}{}", entry.file_name().to_string_lossy());
+            seen.extend(hash_of(&path, document_of(&path)).map(|hash| (name, hash)));
         }
     }
     seen
+}
+
+/// The hash of a file and of the one that it names; `None` if the file does not exist.
+fn hash_of(path: &Path, named: Option<PathBuf>) -> Option<u64> {
+    path.metadata().ok()?;
+    let mut hasher = DefaultHasher::new();
+    for path in std::iter::once(path.to_owned()).chain(named) {
+        let Ok(meta) = path.metadata() else { continue };
+        meta.len().hash(&mut hasher);
+        if meta.is_file() && meta.len() <= MAX_READ {
+            std::fs::read(path).unwrap_or_default().hash(&mut hasher);
+        }
+    }
+    Some(hasher.finish())
+}
+
+/// The description of an API that a file of tools imports from.
+fn document_of(path: &Path) -> Option<PathBuf> {
+    path.metadata().ok().filter(|meta| meta.is_file() && meta.len() <= MAX_READ)?;
+    let text = std::fs::read_to_string(path).ok().filter(|text| text.contains("openapi"))?;
+    let tools: Value = yaml::read(&text).ok()?;
+    Some(path.parent()?.join(tools.pointer("/openapi/file")?.as_str()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_tools_changes_with_the_document_that_it_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        write("api.yaml", "openapi: {file: api.json, operations: [a]}\n");
+        write("other.json", "{}");
+        let without = hashes_of(None, dir.path());
+        write("api.json", "{}");
+        let before = hashes_of(None, dir.path());
+        assert_ne!(before, without);
+        write("other.json", "[]");
+        assert_eq!(hashes_of(None, dir.path()), before);
+        write("api.json", "[]");
+        assert_ne!(hashes_of(None, dir.path()), before);
+    }
 }

@@ -1,6 +1,6 @@
 //! Which tools there are, and the agents that may name them.
 //!
-//! Where their settings come from is decided here, and nothing of what they do.
+//! It decides where their settings come from, not what they do.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +58,7 @@ pub fn sandbox(config: &Config) -> Arc<Sandbox> {
     }))
 }
 
-/// The tools, the skills that `use_skill` reads, and the files whose tools there are not.
+/// The tools, the skills that `use_skill` reads, and the files of tools that did not load.
 pub(super) struct Tools {
     pub(super) registry: Arc<Registry>,
     skills: Arc<Skills>,
@@ -81,7 +81,7 @@ pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sand
     configured_with(config, recollect, sandbox, &|name| std::env::var(name).ok())
 }
 
-/// The tools as far as they are known without their secrets: something stands in for variables
+/// The tools as far as they are known without their secrets: placeholders stand in for variables
 /// that are not set, and those are added to `unset`.
 pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> Tools {
     let asked = RefCell::new(BTreeSet::new());
@@ -109,14 +109,14 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
     tools
 }
 
-/// The tools as a service would have them that were started now.
-pub(super) fn at_a_start(config: &Config) -> Tools {
+/// The tools that a service would have if it was started now.
+pub(super) fn loaded_anew(config: &Config) -> Tools {
     configured(config, no_memory(), sandbox(config))
 }
 
 /// What is wrong with files of tools as they are now, by what they are called in problems.
 pub(super) fn mistakes(config: &Config) -> BTreeMap<String, String> {
-    let Tools { broken, .. } = at_a_start(config);
+    let Tools { broken, .. } = loaded_anew(config);
     broken.into_iter().map(|DefinitionProblem { file, error }| (file, error)).collect()
 }
 
@@ -196,16 +196,14 @@ fn mcp_servers_with(
     Servers::new(config.mcp.iter().map(settings).collect(), sandbox, client, proxy)
 }
 
-/// Asked for by every request that lists tools.
-pub(super) fn at_the_moment(
-    registry: &Arc<Registry>,
-) -> Arc<dyn Fn() -> Vec<ToolNow> + Send + Sync> {
+/// Gives each request for the list of tools the current ones.
+pub(super) fn tool_list(registry: &Arc<Registry>) -> Arc<dyn Fn() -> Vec<ToolNow> + Send + Sync> {
     let registry = Arc::clone(registry);
     Arc::new(move || registry.now())
 }
 
-/// Asked for by every look at what is ready.
-pub(super) fn servers_at_the_moment(
+/// Gives each readiness check the current state of the MCP servers.
+pub(super) fn server_list(
     registry: &Arc<Registry>,
 ) -> Arc<dyn Fn() -> Vec<ServerStatus> + Send + Sync> {
     let registry = Arc::clone(registry);
@@ -269,10 +267,10 @@ pub(super) fn load_agents(
             runtime::check_tools(&registry, &known, definition)
         }),
     );
-    catalogue.beside(broken.clone())
+    catalogue.with_other_problems(broken.clone())
 }
 
-/// What remembers where no run is executed.
+/// The recall function of a process that executes no runs.
 pub(super) fn no_memory() -> RecallFn {
     Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }))
 }

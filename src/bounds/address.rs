@@ -1,9 +1,9 @@
-//! Addresses as they were written: which are valid, when two are the same, and which hosts and
-//! networks a list names.
+//! Addresses (URLs): which texts are valid ones, when two are the same, and which hosts and networks
+//! a list names.
 //!
-//! A text is read once, as browsers read it, and only what came of that is judged and asked: however
-//! an IP address is written, `http://0x7f.1/` is 127.0.0.1. What those readers repair in silence
-//! (backslashes, tabs, credentials in front of the host) is refused instead.
+//! A text is parsed once, as browsers parse it. Only the parsed address is judged and requested, so
+//! `http://0x7f.1/` is 127.0.0.1. What browsers repair silently (backslashes, tabs, credentials in
+//! front of the host) is refused.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -18,9 +18,9 @@ const MAX_URL: usize = 8192;
 /// Bytes of a name.
 const MAX_NAME: usize = 253;
 
-/// Why a text is no address: a phrase that follows its name.
+/// Why a text is not an address: a phrase that follows the name of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NoAddress {
+pub enum AddressError {
     #[error("is longer than {MAX_URL} bytes")]
     TooLong,
     #[error("contains spaces, control characters or backslashes")]
@@ -40,19 +40,19 @@ pub enum NoAddress {
 /// The address that a text means, without its fragment.
 ///
 /// # Errors
-/// [`NoAddress`].
-pub fn read(text: &str) -> Result<Url, NoAddress> {
+/// [`AddressError`].
+pub fn read(text: &str) -> Result<Url, AddressError> {
     check_text(text)?;
-    checked(Url::parse(text).map_err(|_| NoAddress::NotUrl)?)
+    checked(Url::parse(text).map_err(|_| AddressError::NotUrl)?)
 }
 
 /// The address that a text means on a page.
 ///
 /// # Errors
-/// [`NoAddress`].
-pub fn read_relative(page: &Url, text: &str) -> Result<Url, NoAddress> {
+/// [`AddressError`].
+pub fn read_relative(page: &Url, text: &str) -> Result<Url, AddressError> {
     check_text(text)?;
-    checked(page.join(text).map_err(|_| NoAddress::NotUrl)?)
+    checked(page.join(text).map_err(|_| AddressError::NotUrl)?)
 }
 
 /// Whether two addresses have scheme, host and port in common.
@@ -62,18 +62,28 @@ pub fn is_same_origin(one: &Url, other: &Url) -> bool {
         && one.port_or_known_default() == other.port_or_known_default()
 }
 
+/// Whether an address is a loopback address, which no proxy can reach.
+pub fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        Some(Host::Domain(name)) => name == "localhost",
+        None => false,
+    }
+}
+
 /// The host of an address, for messages.
 pub fn shown_host(url: &Url) -> String {
     url.host_str().unwrap_or_default().to_owned()
 }
 
-/// A host in the one form in which it is compared: a name in lower case, without the dot at its end;
-/// an IP address in its shortest form, IPv4 where it is one in disguise.
+/// The canonical form of a host, in which hosts are compared: a name in lower case without the final
+/// dot, or an IP address in its shortest form. An IPv4 address that is embedded in IPv6 becomes IPv4.
 ///
 /// # Errors
-/// [`NoAddress::Host`].
-pub fn canonical_host(host: &str) -> Result<String, NoAddress> {
-    match Host::parse(host).map_err(|_| NoAddress::Host)? {
+/// [`AddressError::Host`].
+pub fn canonical_host(host: &str) -> Result<String, AddressError> {
+    match Host::parse(host).map_err(|_| AddressError::Host)? {
         Host::Domain(name) => Ok(checked_name(&name)?.to_owned()),
         Host::Ipv4(address) => Ok(address.to_string()),
         Host::Ipv6(address) => Ok(match IpAddr::V6(address).to_canonical() {
@@ -83,8 +93,8 @@ pub fn canonical_host(host: &str) -> Result<String, NoAddress> {
     }
 }
 
-/// Hosts that a list names: `host`, `*.host` (what is below it), `host:port`, `*.host:port`, `*`
-/// (all); an IPv6 address stands in brackets.
+/// A pattern of hosts in a list: `host`, `*.host` (its subdomains), `host:port`, `*.host:port` or `*`
+/// (all hosts). An IPv6 address stands in brackets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPattern {
     hosts: Hosts,
@@ -100,14 +110,15 @@ enum Hosts {
 }
 
 impl HostPattern {
-    /// Whether a list that permits permits this host, in its canonical form, at this port: without
-    /// a port of its own, at 80 and 443.
+    /// Whether this pattern of an allow list matches the canonical host and the port. A pattern without
+    /// a port matches ports 80 and 443.
     pub fn permits(&self, host: &str, port: u16) -> bool {
         let at_port = self.port.map_or(matches!(port, 80 | 443), |own| own == port);
         at_port && self.hosts.contain(host)
     }
 
-    /// Whether a list that forbids forbids it: without a port of its own, at every one.
+    /// Whether this pattern of a deny list matches the host and the port. A pattern without a port
+    /// matches all ports.
     pub fn forbids(&self, host: &str, port: u16) -> bool {
         self.port.is_none_or(|own| own == port) && self.hosts.contain(host)
     }
@@ -162,12 +173,12 @@ fn read_port(text: &str) -> Option<u16> {
     text.parse().ok().filter(|port| is_number && *port > 0)
 }
 
-/// A network that a list names, as CIDR; a single address is one of its own.
+/// A network in a list, in CIDR notation. A single address is a network with one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network(IpNet);
 
 impl Network {
-    /// Whether an address, in its own family, lies in it.
+    /// Whether the network contains an address of its own family.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(&address)
     }
@@ -185,46 +196,46 @@ impl FromStr for Network {
     }
 }
 
-fn check_text(text: &str) -> Result<(), NoAddress> {
+fn check_text(text: &str) -> Result<(), AddressError> {
     if text.len() > MAX_URL {
-        return Err(NoAddress::TooLong);
+        return Err(AddressError::TooLong);
     }
     if text.contains(|c: char| c.is_control() || c.is_whitespace() || c == '\\') {
-        return Err(NoAddress::Characters);
+        return Err(AddressError::Characters);
     }
     Ok(())
 }
 
-fn checked(mut url: Url) -> Result<Url, NoAddress> {
+fn checked(mut url: Url) -> Result<Url, AddressError> {
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(NoAddress::Scheme);
+        return Err(AddressError::Scheme);
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(NoAddress::Credentials);
+        return Err(AddressError::Credentials);
     }
     if url.port() == Some(0) {
-        return Err(NoAddress::Port);
+        return Err(AddressError::Port);
     }
-    let host = canonical_host(url.host_str().ok_or(NoAddress::Host)?)?;
+    let host = canonical_host(url.host_str().ok_or(AddressError::Host)?)?;
     if url.host_str() != Some(&host) {
-        url.set_host(Some(&host)).map_err(|_| NoAddress::Host)?;
+        url.set_host(Some(&host)).map_err(|_| AddressError::Host)?;
     }
     url.set_fragment(None);
     if url.as_str().len() > MAX_URL {
-        return Err(NoAddress::TooLong);
+        return Err(AddressError::TooLong);
     }
     Ok(url)
 }
 
 /// A name without the dot at its end.
-fn checked_name(name: &str) -> Result<&str, NoAddress> {
+fn checked_name(name: &str) -> Result<&str, AddressError> {
     let name = name.strip_suffix('.').unwrap_or(name);
     let is_of_label = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     let is_label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(is_of_label);
     if name.len() <= MAX_NAME && name.split('.').all(is_label) {
         return Ok(name);
     }
-    Err(NoAddress::Host)
+    Err(AddressError::Host)
 }
 
 #[cfg(test)]
@@ -244,33 +255,33 @@ mod tests {
             ("http://①②⑦.⓪.⓪.①/", Ok("http://127.0.0.1/")),
             ("http://bücher.example/ü", Ok("http://xn--bcher-kva.example/%C3%BC")),
             ("http://%65xample.com/", Ok("http://example.com/")),
-            ("http://a@example.com/", Err(NoAddress::Credentials)),
-            ("http://a:b@example.com/", Err(NoAddress::Credentials)),
-            ("http:\\\\example.com/", Err(NoAddress::Characters)),
-            ("http://exam\tple.com/", Err(NoAddress::Characters)),
-            (" http://example.com/", Err(NoAddress::Characters)),
-            ("http://example.com/\u{a0}", Err(NoAddress::Characters)),
-            ("http://example..com/", Err(NoAddress::Host)),
-            ("http://127.0.0.1../", Err(NoAddress::Host)),
-            ("http://", Err(NoAddress::NotUrl)),
-            ("//example.com", Err(NoAddress::NotUrl)),
-            ("example.com", Err(NoAddress::NotUrl)),
-            ("http://1.2.3.4.5/", Err(NoAddress::NotUrl)),
-            ("http://256.1.1.1/", Err(NoAddress::NotUrl)),
-            ("http://[::1%25eth0]/", Err(NoAddress::NotUrl)),
-            ("http://example.com:0/", Err(NoAddress::Port)),
-            ("http://example.com:99999/", Err(NoAddress::NotUrl)),
-            ("ftp://example.com/", Err(NoAddress::Scheme)),
-            ("file:///etc/passwd", Err(NoAddress::Scheme)),
-            ("gopher://example.com/", Err(NoAddress::Scheme)),
-            ("javascript:alert(1)", Err(NoAddress::Scheme)),
-            ("data:text/plain,x", Err(NoAddress::Scheme)),
+            ("http://a@example.com/", Err(AddressError::Credentials)),
+            ("http://a:b@example.com/", Err(AddressError::Credentials)),
+            ("http:\\\\example.com/", Err(AddressError::Characters)),
+            ("http://exam\tple.com/", Err(AddressError::Characters)),
+            (" http://example.com/", Err(AddressError::Characters)),
+            ("http://example.com/\u{a0}", Err(AddressError::Characters)),
+            ("http://example..com/", Err(AddressError::Host)),
+            ("http://127.0.0.1../", Err(AddressError::Host)),
+            ("http://", Err(AddressError::NotUrl)),
+            ("//example.com", Err(AddressError::NotUrl)),
+            ("example.com", Err(AddressError::NotUrl)),
+            ("http://1.2.3.4.5/", Err(AddressError::NotUrl)),
+            ("http://256.1.1.1/", Err(AddressError::NotUrl)),
+            ("http://[::1%25eth0]/", Err(AddressError::NotUrl)),
+            ("http://example.com:0/", Err(AddressError::Port)),
+            ("http://example.com:99999/", Err(AddressError::NotUrl)),
+            ("ftp://example.com/", Err(AddressError::Scheme)),
+            ("file:///etc/passwd", Err(AddressError::Scheme)),
+            ("gopher://example.com/", Err(AddressError::Scheme)),
+            ("javascript:alert(1)", Err(AddressError::Scheme)),
+            ("data:text/plain,x", Err(AddressError::Scheme)),
         ];
         for (text, expected) in table {
             let expected = expected.map(str::to_owned);
             assert_eq!(read(text).map(|url| url.to_string()), expected, "{text}");
         }
-        assert_eq!(read(&format!("http://x/{}", "a".repeat(9000))), Err(NoAddress::TooLong));
+        assert_eq!(read(&format!("http://x/{}", "a".repeat(9000))), Err(AddressError::TooLong));
     }
 
     #[test]

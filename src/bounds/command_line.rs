@@ -1,11 +1,11 @@
 //! Command lines as models and rules write them: simple commands, joined by pipes, `&&`, `||` and
 //! `;`, with quotes and redirections; and nothing else of what a shell can do.
 //!
-//! What has no meaning here is refused with what to do instead. The text is looked through before
-//! the parser sees it: its length is bounded and nothing in it is nested, since the parser recurses
-//! and panics on a few oddities. Nothing is
-//! expanded; a word says which of its characters are patterns. Whatever is read wrong cannot hide a
-//! command: what is judged is what comes out, and that is executed, never the text.
+//! Unsupported syntax is refused with advice on what to write instead. The text is checked before
+//! the parser sees it: the length is bounded and nesting is refused, because the parser recurses and
+//! panics on a few inputs. Nothing is expanded; a word says which of its characters are patterns.
+//! A parsing mistake cannot hide a command: the parsed commands are what is judged and executed, and
+//! never the text.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -23,8 +23,8 @@ const MAX_WORDS: usize = 1000;
 /// Commands of a command line.
 const MAX_COMMANDS: usize = 50;
 
-/// Parts of a shell that are no programs, and those that would run another text.
-const PARTS_OF_A_SHELL: &[&str] = &[
+/// Commands that are built into shells and are no programs, and those that would run another text.
+const SHELL_BUILTINS: &[&str] = &[
     ".",
     ":",
     "alias",
@@ -102,7 +102,7 @@ pub struct CommandLine {
     pub pipelines: Vec<Pipeline>,
 }
 
-/// On what outcome of what was before it a pipeline runs.
+/// After which outcome of the preceding pipelines a pipeline runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runs {
     Always,
@@ -156,7 +156,7 @@ struct Piece {
 }
 
 impl Word {
-    /// As a program would get it where no pattern is expanded.
+    /// The text that a program gets as its argument if no pattern is expanded.
     pub fn text(&self) -> String {
         self.pieces.iter().map(|piece| piece.text.as_str()).collect()
     }
@@ -248,7 +248,7 @@ fn program(line: &str) -> Result<ast::Program, Refused> {
     brush_parser::parse_tokens(&tokens, &options).map_err(|error| unreadable(error.to_string()))
 }
 
-/// What is read of a text outside of words.
+/// The quoting state while the characters of a line are checked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Quoted {
     No,
@@ -256,7 +256,7 @@ enum Quoted {
     Double,
 }
 
-/// Refuses what has no meaning here by its characters, so that nothing nested gets to the parser.
+/// Refuses unsupported syntax by its characters, so that no nesting reaches the parser.
 fn look_through(line: &str) -> Result<(), Refused> {
     let mut quoted = Quoted::No;
     let mut chars = line.char_indices().peekable();
@@ -317,7 +317,7 @@ const COMPOUND: &str = "has a loop, a condition, a group or a function, which ar
 const SUBSTITUTION: &str = "has a command substitution, which is not possible; run that command by \
                             itself and put what it answers into the next one";
 
-/// Looks at the first word of a command. Whether the next word is one, too.
+/// Checks the first word of a command. Returns whether the next word is a first word, too.
 fn begins(rest: &str) -> Result<bool, Refused> {
     let end = rest.find([' ', '\t', ';', '|', '&', '<', '>']).unwrap_or(rest.len());
     let (word, behind) = rest.split_at(end);
@@ -398,7 +398,7 @@ fn simple_command(written: ast::SimpleCommand) -> Result<SimpleCommand, Refused>
     if name.is_empty() || (program.is_pattern() && name != "[") {
         return refused("has a command whose name is empty or a pattern");
     }
-    if PARTS_OF_A_SHELL.contains(&name.as_str()) {
+    if SHELL_BUILTINS.contains(&name.as_str()) {
         return refused(format!("uses {name}, which is a part of a shell and no program"));
     }
     Ok(command)
@@ -497,8 +497,7 @@ fn word(raw: &str) -> Result<Word, Refused> {
     Ok(word)
 }
 
-/// Words as one text in which they stay apart: one that could be taken for several, or for none, is
-/// in quotes.
+/// Words joined to one text. A word that could be read as several words, or as none, is quoted.
 pub fn shown(words: &[String]) -> String {
     let plain = |c: char| c.is_alphanumeric() || "-_=+.,:/@%^*?!~#{}[]$&|<>()\\".contains(c);
     let mut text = String::new();
@@ -517,7 +516,7 @@ pub fn shown(words: &[String]) -> String {
     text
 }
 
-/// Whether a shell would make several words of it: `{a,b}` or `{1..3}`.
+/// Whether a shell would expand braces in the word to several words: `{a,b}` or `{1..3}`.
 fn has_alternatives(word: &Word) -> bool {
     word.pieces.iter().filter(|piece| !piece.is_quoted).any(|piece| {
         piece.text.split('{').skip(1).any(|rest| {

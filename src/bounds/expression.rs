@@ -1,10 +1,9 @@
 //! Expressions that operators write: CEL, compiled once, evaluated over JSON.
 //!
-//! What an expression means (an output rule, a stop condition, an interceptor) is decided by
-//! its evaluator. Here it is decided what an expression may be, and that its evaluation
-//! ends: CEL has no loops but those over data and no limit of its own, so the source and the data
-//! are capped, and every turn of a loop is counted and timed. Variables and functions that do not
-//! exist are found when it is compiled.
+//! What an expression is for (an output rule, a stop condition, an interceptor) is its user's
+//! concern. This file bounds the source and the evaluation: CEL loops only over data but has no
+//! limits of its own, so source and data are capped, and every iteration of a loop is counted and
+//! timed. Unknown variables and functions are errors of the compilation.
 
 mod meter;
 
@@ -24,15 +23,15 @@ use meter::{KEPT, Meter, TURN};
 
 /// Bytes of source.
 pub const MAX_SOURCE: usize = 4096;
-/// Brackets in one another, and choices in all: more than that would be too deep for the parser.
+/// Levels of nested brackets, and the number of `?:` operators: more are too deep for the parser.
 const MAX_NESTING: usize = 64;
 /// Levels of the tree that an evaluation descends.
 const MAX_DEPTH: usize = 80;
-/// Levels that every stack takes.
+/// Levels of a tree that is evaluated on the ordinary stack.
 const SHALLOW: usize = 16;
 /// Bytes of the values that an expression uses, and of what it makes, as JSON.
 const MAX_DATA: usize = 1024 * 1024;
-/// An evaluation with a loop over more bytes than this makes room for others on its thread.
+/// An evaluation with a loop over more bytes than this lets the other tasks of its worker go on.
 const QUICK: usize = 16 * 1024;
 /// Bytes of an error's message: it may quote the data.
 const MAX_MESSAGE: usize = 400;
@@ -61,9 +60,9 @@ pub struct Expression {
     tree: IdedExpr,
     /// The variables that it uses.
     uses: BTreeSet<String>,
-    /// How many loops stand in one another at most.
+    /// The maximum depth of nested loops.
     loops: usize,
-    /// Whether it makes values of values.
+    /// Whether it builds larger values from others.
     keeps: bool,
     /// Levels of the tree.
     levels: usize,
@@ -216,14 +215,14 @@ impl Expression {
         variables.iter().copied().filter(|(name, _)| self.uses.contains(*name))
     }
 
-    /// Whether a loop over the data is over before anybody else wants the thread.
+    /// Whether loops over the data are short enough to run directly on an async worker.
     fn is_small(&self, variables: &[(&str, &Value)]) -> bool {
         let mut room = QUICK;
         self.used(variables).all(|(_, value)| take(value, &mut room).is_some())
     }
 }
 
-/// Reads a source, on a stack that is large enough for all that passes the first look.
+/// Parses a source, on a stack that is large enough for every source that passes the first checks.
 fn parsed(source: &str) -> Result<Program, ExpressionError> {
     let mut nesting = 0_usize;
     let is_too_deep = source.chars().any(|c| {
@@ -318,11 +317,11 @@ fn converted(value: &Value) -> cel::Value {
     }
 }
 
-/// Looks for names that mean nothing, and has every turn of a loop counted.
+/// Finds unknown names, and adds a counter to every loop.
 struct Names<'a> {
     variables: &'a [&'a str],
     places: &'a SourceInfo,
-    /// Variables of the loops around the place that is looked at.
+    /// Variables of the loops around the current expression.
     scope: Vec<String>,
     uses: BTreeSet<String>,
     loops: usize,
@@ -378,8 +377,8 @@ impl Names<'_> {
         }
     }
 
-    /// Checks what becomes part of a larger value, and has its size looked at before that: in a
-    /// few words, values grow by any factor.
+    /// Checks an expression whose value becomes part of a larger one, and wraps it in a call that checks
+    /// its size: a short expression can make values grow by any factor.
     fn check_kept(&mut self, expr: &mut IdedExpr) -> Result<(), ExpressionError> {
         self.check(expr)?;
         let is_small = match &expr.expr {
@@ -415,7 +414,7 @@ impl Names<'_> {
         Err(self.wrong(id, &message))
     }
 
-    /// A function that does not exist says so when it is called, with whatever.
+    /// An unknown function fails in every call, whatever its arguments, so one trial call finds it.
     fn function(&self, id: u64, call: &CallExpr) -> Result<(), ExpressionError> {
         let is_operator = !call.func_name.starts_with(|c: char| c.is_ascii_alphabetic());
         if is_operator {

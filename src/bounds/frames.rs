@@ -1,8 +1,8 @@
 //! Cuts a stream of bytes into frames: server-sent events, or one JSON text a line.
 //!
-//! Pure and incremental: bytes go in as they come, whole frames come out, and how the bytes were
-//! chunked makes no difference. A frame without its end is delivered only as the last line, to
-//! those who ask for it. Data is not decoded.
+//! Pure and incremental: chunks go in, complete frames come out, and the chunk boundaries make no
+//! difference. The only incomplete frame that is delivered is a last line without its end
+//! ([`Splitter::last_line`]). Data is not decoded.
 //!
 //! Events follow <https://html.spec.whatwg.org/multipage/server-sent-events.html>, but for two
 //! things: `retry` is ignored, and an event without `id` does not inherit the last one.
@@ -42,7 +42,7 @@ pub struct Splitter {
     max_frame: usize,
     /// The line that has not ended yet.
     line: Vec<u8>,
-    /// The last byte was a carriage return: a line feed that follows belongs to it.
+    /// Whether the last byte was a carriage return: a following line feed belongs to it.
     after_return: bool,
     at_start: bool,
     event: String,
@@ -102,7 +102,12 @@ impl Splitter {
         self.ready.pop_front()
     }
 
-    /// What the last line would be if it ended here; nothing of an event that has not ended.
+    /// Bytes of the frame that has not ended yet.
+    pub fn pending(&self) -> usize {
+        self.line.len() + self.data.len()
+    }
+
+    /// The line that has not ended, as a frame. An event that has not ended is dropped.
     pub fn last_line(&mut self) -> Option<Frame> {
         let line = std::mem::take(&mut self.line);
         if self.framing == Framing::Lines {

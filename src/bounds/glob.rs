@@ -17,9 +17,9 @@ pub const MAX_GLOB: usize = 1024;
 const MAX_NESTING: usize = 16;
 /// Bytes of a compiled glob.
 const MAX_PROGRAM: usize = 256 * 1024;
-/// Bytes of what matching builds on the way.
+/// Bytes of the cache that matching builds.
 const MAX_CACHE: usize = 256 * 1024;
-/// Globs that are kept compiled.
+/// Compiled globs that are cached.
 const KEPT: usize = 256;
 
 /// A compiled glob.
@@ -29,19 +29,19 @@ pub struct Glob {
     regex: Regex,
 }
 
-/// Globs on paths of which it is asked whether any means a path.
+/// A set of globs on paths, matched in one pass.
 #[derive(Debug, Clone)]
 pub struct PathGlobs(Regex);
 
 impl PathGlobs {
-    /// None where they are too large together, or one of them is no glob.
+    /// `None` if they are too large together, or one of them is not a valid glob.
     pub fn new<'g>(written: impl Iterator<Item = &'g str>) -> Option<Self> {
         let parsed = written.map(|glob| Some(parsed(glob, true).ok()?.regex().to_owned()));
         let patterns = parsed.collect::<Option<Vec<String>>>()?;
         Some(Self(compiled(&patterns).ok()?))
     }
 
-    /// Whether one of them means this path.
+    /// Whether one of them matches this path.
     pub fn any_is_match(&self, path: &str) -> bool {
         self.0.is_match(path.as_bytes())
     }
@@ -90,7 +90,7 @@ impl Glob {
         &self.written
     }
 
-    /// Whether it means this path or name.
+    /// Whether it matches this path or name.
     pub fn is_match(&self, text: &str) -> bool {
         self.regex.is_match(text.as_bytes())
     }
@@ -112,7 +112,7 @@ fn compiled(patterns: &[impl AsRef<str>]) -> Result<Regex, Refused> {
     regex.map_err(|_| Refused("is too large when compiled".to_owned()))
 }
 
-/// Whether a glob on names means a name; `None` where it is no glob.
+/// Whether a glob on names matches a name; `None` if it is not a valid glob.
 pub fn means(written: &str, name: &str) -> Option<bool> {
     {
         let known = OF_NAMES.read();

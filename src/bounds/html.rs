@@ -1,9 +1,9 @@
 //! Pages of others as readable Markdown.
 //!
-//! Before a library sees a page it is written anew: only known elements, properly nested and no
-//! deeper than a bound, with addresses made absolute, without scripts and styles. So no page makes
-//! the parser repair its nesting, which is where small pages become large trees, and none makes
-//! recursion deep. What an element means to a reader is the library's.
+//! A page is rewritten before a library sees it: only known elements, properly nested and to a
+//! bounded depth, with absolute addresses, without scripts and styles. So the parser never has to
+//! repair nesting, which is how small pages become large trees, and its recursion stays shallow. How
+//! an element is rendered is decided by the library.
 
 use dom_query::Document;
 use dom_smoothie::{Config, Readability, TextMode};
@@ -13,11 +13,11 @@ use super::{Refused, off_worker, on_large_stack};
 
 /// Elements within one another; deeper ones are dropped, and their text kept.
 const MAX_DEPTH: usize = 64;
-/// Bytes of a page as it is written anew; the rest is more than anybody is shown.
+/// Bytes of a rewritten page. The rest is dropped: no result shows as much.
 const MAX_REWRITTEN: usize = 512 * 1024;
 /// Elements of a page; further ones are dropped, and their text kept.
 const MAX_ELEMENTS: usize = 50_000;
-/// `&` in the text of a page, each of which a library may look behind as far as the page goes.
+/// `&` characters in the text of a page: a library may search the rest of the page for each of them.
 const MAX_AMPERSANDS: usize = 5000;
 /// Bytes of an attribute.
 const MAX_ATTRIBUTE: usize = 2048;
@@ -131,15 +131,15 @@ const BLOCKS: &[&str] = &[
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     pub title: String,
-    /// Its main text, or all of it where there is no such thing.
+    /// Its main text, or all of its text if no main text is found.
     pub markdown: String,
 }
 
-/// A page as Markdown, with links relative to where it came from. Takes its time: for threads that
-/// may be blocked.
+/// A page as Markdown, its links resolved against its address `from`. May take long, so it belongs on
+/// the blocking pool.
 ///
 /// # Errors
-/// It makes the library fail.
+/// The library fails on the page.
 pub fn readable(html: &str, from: &Url) -> Result<Page, Refused> {
     let (title, mut body) = rewritten(html, from);
     body.truncate(body.floor_char_boundary(MAX_REWRITTEN));
@@ -231,7 +231,7 @@ enum Read<'a> {
 }
 
 impl<'a> Tag<'a> {
-    /// What stands at a `<`, and what stands behind it.
+    /// Parses what begins at a `<`, and returns it with the rest of the text.
     fn read(text: &'a str) -> Read<'a> {
         let after =
             |text: &'a str, mark: &str| text.find(mark).map_or("", |at| &text[at + mark.len()..]);
@@ -363,7 +363,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The innermost of these elements, as far as the innermost of those that hold it in.
+    /// The innermost open element among `names` that lies within the innermost one of `held_by`.
     fn innermost(&self, names: &[&str], held_by: &[&str]) -> Option<usize> {
         for (at, open) in self.open.iter().enumerate().rev() {
             if names.contains(open) {
@@ -408,7 +408,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Closes what ends where this begins.
+    /// Closes the elements that end where an element of this name begins.
     fn make_room_for(&mut self, name: &str) {
         const CELLS: [&str; 4] = ["td", "th", "caption", "table"];
         let ended = match name {

@@ -1,19 +1,19 @@
-//! JSON that others wrote, read without making much of little: a list of empty objects is three
-//! bytes an entry as text and hundreds in memory.
+//! Untrusted JSON, parsed with a bound on the memory that its values take: an empty object in a list
+//! takes three bytes as text and hundreds in memory.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
 
-/// Levels of JSON that is kept as text and read again later; the parser of values takes 128.
+/// Levels of JSON that is kept as text and parsed later; the parser accepts 128.
 pub const MAX_NESTING: usize = 96;
 
 /// Values in one text, names not counted: each takes up to 72 bytes of memory beside its text, and an
 /// object as much as ten others.
 pub const MAX_VALUES: usize = 200_000;
 
-/// Bytes of memory that values take for each byte of their text, at most of what is usual.
+/// Bytes of memory for each byte of JSON text, an upper estimate for ordinary documents.
 pub const IN_MEMORY: usize = 8;
 
 /// Values that an object counts as, in addition to those in it.
@@ -36,7 +36,7 @@ pub enum Unreadable {
     Inexact(String),
 }
 
-/// What is wrong with text that should be JSON.
+/// Describes a parser's error.
 pub fn in_words(error: &serde_json::Error) -> String {
     let word = "expected true, false or null, and texts are in double quotes,";
     error.to_string().replace("expected ident", word)
@@ -60,8 +60,8 @@ pub fn read<'a, T: Deserialize<'a>>(
     Ok(serde_json::from_slice(json)?)
 }
 
-/// The same, but refuses integers that no 64 bits hold: what callers and models write is passed on
-/// as they wrote it, or not at all.
+/// As [`read`], but refuses integers that do not fit into 64 bits: numbers of callers and models are
+/// passed on unchanged or refused.
 ///
 /// # Errors
 /// [`Unreadable`].
@@ -100,7 +100,8 @@ fn inexact_integer(json: &[u8]) -> Option<String> {
     None
 }
 
-/// What JSON text holds, by its brackets and commas outside of strings; of other text, anything.
+/// The nesting and the number of values of JSON text, by its brackets and commas outside of strings.
+/// Meaningless for other text.
 struct Size {
     levels: usize,
     values: usize,

@@ -4,47 +4,49 @@
 //! Large texts take many times their size while they are worked on, so those that come when memory is
 //! scarce are refused or wait: an allocation that fails would end all runs of the process.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-/// Of a hundred parts of the limit, so many may be in use before memory is scarce.
+/// Percentage of the limit from which on memory is scarce.
 const IN_USE: u64 = 65;
-/// Each kind of large contents may take one of so many parts of the limit.
+/// The share of the limit that each kind of large contents may take: one of this many parts.
 const PARTS: u64 = 8;
-/// How often those that wait for memory look.
+/// How often a waiting task checks the memory.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long something waits for memory: bounded, because it holds memory that others wait for.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// As the operator has set it.
+/// The operator's setting, in bytes.
 static SETTING: OnceLock<u64> = OnceLock::new();
 static LIMIT: LazyLock<Option<u64>> =
     LazyLock::new(|| outer_limit().into_iter().chain(SETTING.get().copied()).min());
 
-/// Sets what this process may have, where that is less than what its control group and the machine
-/// have. To be called before anything else here; the first call counts.
+/// Sets the memory limit of this process; a lower limit of its control group or of the machine still
+/// holds. Must be called before anything else in this file; later calls have no effect.
 pub fn set_limit(bytes: u64) {
     let _ = SETTING.set(bytes);
 }
 
-/// What this process may have, in bytes. `None` where it is unknown.
+/// The memory limit of this process in bytes. `None` if it is unknown.
 pub fn limit() -> Option<u64> {
     *LIMIT
 }
 
-/// What one kind of large contents may take together: they are in memory several times, and are not of
-/// one kind only. `None` where the limit is unknown.
+/// The bytes that all contents of one kind may take together: a fraction of the limit, because there
+/// are several kinds and each content is in memory several times. `None` if the limit is unknown.
 pub fn part() -> Option<u64> {
     LIMIT.map(|limit| limit / PARTS)
 }
 
-/// Whether the process should take no more. False where it is unknown.
+/// Whether the process should allocate no more. False if the limit is unknown.
 pub fn is_scarce() -> bool {
     let used = || {
         let pages = fs::read_to_string("/proc/self/statm").ok()?;
@@ -54,7 +56,7 @@ pub fn is_scarce() -> bool {
     LIMIT.is_some_and(|limit| used().is_some_and(|used| used > limit / 100 * IN_USE))
 }
 
-/// What contents of one kind may take together; those that find no room wait.
+/// A semaphore over the memory that all contents of one kind may take together.
 #[derive(Debug)]
 pub struct Places {
     kib: u32,
@@ -77,11 +79,46 @@ impl Places {
         u64::from(self.kib) << 10
     }
 
-    /// Waits for the place of so many bytes. What needs more than all may have is alone. There is
-    /// always one in the end: nothing closes the semaphore.
+    /// Waits for a permit for so many bytes. A content that is larger than all permits together takes
+    /// all of them. Never `None`, because nothing closes the semaphore.
     pub async fn take(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(self.kib);
         self.free.acquire_many(kib).await.ok()
+    }
+}
+
+/// Permits for contents that arrive from outside. One tenant gets at most half of them, because the
+/// sender decides how long a permit is held.
+#[derive(Debug)]
+pub struct SharedPlaces {
+    of_tenant: usize,
+    free: Semaphore,
+    tenants: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub struct SharedPlace<'a> {
+    _place: SemaphorePermit<'a>,
+    _of_tenant: OwnedSemaphorePermit,
+}
+
+impl SharedPlaces {
+    pub fn new(places: usize) -> Self {
+        Self { of_tenant: places / 2, free: Semaphore::new(places), tenants: Mutex::default() }
+    }
+
+    /// Waits for a permit. Never `None`, because nothing closes the semaphores.
+    pub async fn take(&self, tenant: &str) -> Option<SharedPlace<'_>> {
+        let own = {
+            let mut tenants = self.tenants.lock();
+            tenants.retain(|name, own| name == tenant || Arc::strong_count(own) > 1);
+            let own = tenants.entry(tenant.to_owned());
+            Arc::clone(own.or_insert_with(|| Arc::new(Semaphore::new(self.of_tenant))))
+        };
+        let of_tenant = own.acquire_owned().await.ok()?;
+        let place = self.free.acquire().await.ok()?;
+        Some(SharedPlace { _place: place, _of_tenant: of_tenant })
     }
 }
 
@@ -110,7 +147,7 @@ fn total_of(meminfo: &str) -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// Where the limits of a group of `/proc/self/cgroup` stand, and of the groups that it is in.
+/// The limit files of a control group in `/proc/self/cgroup`, and of its ancestors.
 fn limit_files(line: &str) -> Vec<String> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
@@ -134,6 +171,8 @@ fn limit_in(file: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     #[test]
@@ -153,5 +192,20 @@ mod tests {
         assert_eq!(total_of("MemTotal:       24 kB\nMemFree: 1 kB\n"), Some(24 * 1024));
         assert_eq!(total_of("MemFree: 1 kB\n"), None);
         assert!(outer_limit().is_some_and(|limit| limit > 1 << 20));
+    }
+
+    #[tokio::test]
+    async fn no_tenant_takes_all_places() {
+        let places = SharedPlaces::new(4);
+        let take = |tenant| places.take(tenant).now_or_never().flatten();
+        let one = [take("one"), take("one")];
+        assert!(one.iter().all(Option::is_some) && take("one").is_none(), "it has its half");
+        let other = take("other").unwrap();
+        let mut waiting = std::pin::pin!(places.take("one"));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(one);
+        assert!(waiting.await.is_some());
+        drop((other, take("third")));
+        assert_eq!(places.tenants.lock().len(), 2, "that of `one` is forgotten");
     }
 }

@@ -1,9 +1,9 @@
 //! All mistakes in a YAML file that does not load, for `toolloop check`: a loader stops at the first
 //! one.
 //!
-//! What it complains about is taken out, and the rest is loaded again. So every mistake is found by
-//! the very checks that refuse the file; one that hides behind another may be reported only when that
-//! one is mended.
+//! The part with the mistake is removed, and the rest is loaded again. So every mistake is found by
+//! the checks that refuse the file. A mistake that another one hides is reported once that one is
+//! corrected.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -103,8 +103,8 @@ impl Rest {
         Self { value, left: BTreeMap::new(), removed: Vec::new() }
     }
 
-    /// Takes out what a key means, or what is there of the way to it, or puts something else in its
-    /// place where nothing loads without it. False where nothing is left to take.
+    /// Removes the value of a key, or its nearest existing parent; a required value is replaced by
+    /// `instead`. Returns false if nothing is left to remove.
     pub fn take_out(&mut self, key: &str, instead: Option<&str>) -> bool {
         let original = self.original(key);
         self.removed.push(original);
@@ -133,7 +133,7 @@ impl Rest {
         false
     }
 
-    /// Whether something is wrong only because it, or a part of it, was taken out.
+    /// Whether an error is only a consequence of an earlier removal.
     fn is_made_by_us(&self, error: &Mistake) -> bool {
         if error.key.is_empty() && !error.message.starts_with("missing field") {
             return true; // of what is left as a whole

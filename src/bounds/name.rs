@@ -39,11 +39,11 @@ pub fn check_model(name: &str) -> Result<(), Refused> {
     }
 }
 
-/// Whether a name, or names with `*` in them, means this name.
+/// Whether a name, in which `*` stands for anything, matches this name.
 pub fn means(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
-    // The last `*` and what of the name it stands for so far.
+    // The place of the last `*`, and the end of the part of the name that it matches so far.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         match pattern.get(p) {

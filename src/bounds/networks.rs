@@ -1,8 +1,7 @@
 //! Which IP addresses are public, and who may connect to others.
 //!
-//! Public is what the registries of the IANA call globally reachable, without what leads back into
-//! IPv4 by another name: an IPv4 address in disguise is judged as what it is, or refused as a whole
-//! where that form is obsolete.
+//! An address is public if the registries of the IANA call it globally reachable. An IPv4 address
+//! that is embedded in an IPv6 address is judged as IPv4; obsolete embeddings are refused as a whole.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -63,7 +62,7 @@ impl AddressPolicy {
         Self(Permitted::PublicAnd(networks.into_iter().collect()))
     }
 
-    /// Every address: for a host that the operator wrote, and for no other.
+    /// Every address: only for hosts from the operator's configuration.
     pub fn any() -> Self {
         Self(Permitted::Any)
     }

@@ -1,31 +1,31 @@
-//! What parsers say of a document, without the values in it: one in the wrong place may be a secret.
+//! Messages of parsers without the document's values: a value in the wrong place may be a secret.
 
 /// What serde puts before a value that it quotes.
 const KINDS: [&str; 5] = ["boolean", "integer", "floating point", "character", "string"];
 
-/// A message of serde without the value that it is about; what was expected stays.
+/// A message of serde without the value that it quotes. What was expected instead stays.
 pub fn without_value(message: &str) -> String {
-    let mut told = message.to_owned();
+    let mut shown = message.to_owned();
     for start in ["invalid type: ", "invalid value: "] {
         for kind in KINDS {
-            let Some(at) = told.find(&format!("{start}{kind} ")) else { continue };
+            let Some(at) = shown.find(&format!("{start}{kind} ")) else { continue };
             let value = at + start.len() + kind.len();
-            let length = quoted_length(told[value..].trim_start());
-            told.replace_range(value..value + 1 + length, "");
+            let length = quoted_length(shown[value..].trim_start());
+            shown.replace_range(value..value + 1 + length, "");
         }
     }
     let unknown = "unknown variant ";
-    if let Some(at) = told.find(unknown) {
+    if let Some(at) = shown.find(unknown) {
         let value = at + unknown.len();
-        let length = quoted_length(&told[value..]);
+        let length = quoted_length(&shown[value..]);
         if length > 0 {
-            told.replace_range(value - 1..value + length, "");
+            shown.replace_range(value - 1..value + length, "");
         }
     }
-    told
+    shown
 }
 
-/// Bytes of what stands in quotes at the start of a text.
+/// Length in bytes of the quoted part at the start of a text.
 fn quoted_length(text: &str) -> usize {
     let Some(quote) = text.chars().next().filter(|c| ['"', '`'].contains(c)) else { return 0 };
     // Only what stands in double quotes is escaped; the value itself may have a backtick.
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn values_are_not_told_and_what_was_expected_is() {
-        for (message, told) in [
+        for (message, shown) in [
             (
                 "invalid type: string \"sk-1\", expected a map",
                 "invalid type: string, expected a map",
@@ -81,7 +81,7 @@ mod tests {
             ("invalid type: string \"never closed", "invalid type: string"),
             ("", ""),
         ] {
-            assert_eq!(without_value(message), told);
+            assert_eq!(without_value(message), shown);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Unified diffs that a model wrote: read into files and hunks, and applied to texts.
 //!
-//! Headers of Git are read as far as they say nothing more; renames, modes and binary files are
-//! refused. A hunk fits where all its old lines are, as near as possible to the line that its header
-//! names; nothing else is guessed. What does not fit is refused with the line that speaks against
-//! it. Reading and applying take time in proportion to the bounds.
+//! Git's extended headers are skipped if they change nothing; renames, modes and binary files are
+//! refused. A hunk is applied where all its old lines match, as near as possible to the line in its
+//! header; nothing else is guessed. A hunk that does not match is refused, with the first line that
+//! differs. The bounds limit the time of parsing and applying.
 
 use super::Refused;
 use super::text::quoted;
@@ -18,16 +18,16 @@ pub const MAX_HUNKS: usize = 1000;
 pub const MAX_LINES: usize = 50_000;
 /// Lines of a text that is patched.
 const MAX_TEXT_LINES: usize = 1_000_000;
-/// Lines between where a hunk says that it belongs and where it fits.
+/// Maximum distance in lines between the line in a hunk's header and the place where it matches.
 const MAX_AWAY: usize = 2000;
 /// Lines that are compared for one file.
 const MAX_STEPS: usize = 5_000_000;
 
 const NOTHING: &str = "/dev/null";
-/// What Git writes above a file, and says nothing that matters here.
+/// Lines that Git writes above a file and that are skipped.
 const PASSED_OVER: [&str; 6] =
     ["diff --git ", "index ", "new file mode ", "deleted file mode ", "similarity index ", "```"];
-/// What Git can say that is no change of lines.
+/// Changes in Git's format that are not changes of lines.
 const REFUSED: [(&str, &str); 8] = [
     ("rename ", "renames a file; use the operation move"),
     ("copy ", "copies a file; write the new one"),

@@ -15,16 +15,16 @@ use super::Refused;
 pub const MAX_PATTERN: usize = 4096;
 /// Groups in one another.
 const MAX_NESTING: u32 = 50;
-/// Bytes of what matching builds on the way.
+/// Bytes of the cache that matching builds.
 const MAX_CACHE: usize = 256 * 1024;
 /// The same for many patterns at once.
 const MAX_SET_CACHE: usize = 2 * 1024 * 1024;
-/// Bytes of text times bytes of program that are searched between two looks at the stop signal: a tenth of
-/// a second at worst.
+/// Bytes of text times bytes of compiled program that are searched between two checks of the stop
+/// signal: at worst a tenth of a second.
 const STRIDE: usize = 4 * 1024 * 1024 * 1024;
 /// Bytes that are searched at once at least, and at most.
 const PIECES: (usize, usize) = (4 * 1024, 4 * 1024 * 1024);
-/// Bytes of a match that is found wherever a text is cut into pieces.
+/// Bytes that two pieces of a text share: a match up to this length is found across their border.
 const OVERLAP: usize = 1024;
 
 /// Who wrote a pattern, and so how large it may be when compiled.
@@ -184,7 +184,7 @@ impl Patterns {
     }
 }
 
-/// The library's last line is the reason; those before it repeat the pattern.
+/// The reason in the library's message: its last line. The lines before it repeat the pattern.
 fn reason(text: &str) -> String {
     let last = text.lines().last().unwrap_or_default().trim();
     super::text::shortened(last.strip_prefix("error: ").unwrap_or(last))

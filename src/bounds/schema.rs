@@ -2,9 +2,9 @@
 //! steps, time and stack that fails closed.
 //!
 //! A schema of an operator may be recursive and choose between branches, so that a few hundred
-//! bytes of input can ask for exponential work; a schema of a caller may do so on purpose. Every
-//! look of the library at a value is therefore counted ([`metered`]), and the validation that
-//! passes its budget is given up: what it would have said cannot be decided.
+//! bytes of input can cost exponential work; a schema of a caller may do so on purpose. Every access
+//! of the library to a value is therefore counted ([`metered`]). A validation that exceeds its budget
+//! is abandoned, and its result counts as undecided.
 
 mod form;
 mod metered;
@@ -25,15 +25,15 @@ use metered::{Budget, Metered, Node, metered};
 
 pub use form::{MAX_CALLER_BYTES, MAX_CALLER_PATTERNS, TABLES, VALUES, patterns};
 
-/// What is tried at once; it takes well under a millisecond.
+/// The budget of the first try on the current thread: well under a millisecond.
 const QUICK: Budget = Budget { steps: 2_000, time: Duration::from_millis(5), stack: 128 * 1024 };
 /// What a validation may take.
 const FULL: Budget =
     Budget { steps: 2_000_000, time: Duration::from_secs(2), stack: 24 * 1024 * 1024 };
-/// What the search for errors may take: each may keep one.
+/// The budget of the search for errors, each of which may allocate.
 const ERRORS: Budget =
     Budget { steps: 10_000, time: Duration::from_secs(1), stack: 24 * 1024 * 1024 };
-/// Bytes of what matching a pattern builds on the way.
+/// Bytes of the cache that matching a pattern builds.
 const MAX_CACHE: usize = 64 * 1024;
 /// Values of an `enum` that a fault lists, and their bytes.
 const MAX_CHOICES: usize = 20;
@@ -166,8 +166,8 @@ impl Schema {
         })
     }
 
-    /// Validates at once where that is over soon, else beside the other tasks of the thread and
-    /// on a stack of its own.
+    /// Validates on the current thread if that is quick, else on a stack of its own without blocking
+    /// the other tasks of the worker.
     fn within<T: Send>(
         &self,
         budget: Budget,

@@ -1,10 +1,10 @@
-//! Secrets in texts: those that the service was given, and what looks like one, by the name before
-//! it or by its own shape.
+//! Redaction of secrets: those that the service was configured with, and text that looks like a
+//! secret by the name before it or by its own shape.
 //!
 //! There is one recogniser for everything that is served, logged or sent: answers, events, memory,
 //! the audit log, webhooks, errors, logs, labels of metrics. It is a filter and no guarantee: a
-//! secret that looks like any other word stays. The journal keeps what was said, so that a run can
-//! go on from it.
+//! secret that looks like an ordinary word stays. The journal is not redacted, so that a run can be
+//! resumed from it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,8 +60,8 @@ fn compiled(pattern: &str) -> Pattern {
     Pattern::compile(pattern, Author::Operator).unwrap()
 }
 
-/// What every text that is changed has in it. Most texts have none of it, and are done with after
-/// one search.
+/// Matches in every text that [`redacted`] changes. Most texts do not match, and need no further
+/// search.
 static CANDIDATE: LazyLock<Pattern> = LazyLock::new(|| {
     let names = NAMES[1..].join("|");
     compiled(&format!(
@@ -92,13 +92,14 @@ pub fn redacted(text: &str) -> Cow<'_, str> {
     text
 }
 
-/// Removes secrets from a document: what stands under the name of one, and in all its texts and names.
+/// Redacts a document: values whose field names say that they are secret, and secrets within all its
+/// texts and names.
 pub fn redact(document: &mut Value) {
     redact_fields(document, Under::Value);
 }
 
-/// Removes secrets from a document that has the output of a run in its field `output`. There only texts
-/// are searched: a field that is named like a secret, e.g. `token`, is what the caller asked for.
+/// Redacts a document whose field `output` is the output of a run. In the output only texts are
+/// searched: a field that is named like a secret, e.g. `token`, is what the caller asked for.
 pub fn redact_beside_output(document: &mut Value) {
     let output = document.get_mut("output").map(Value::take);
     redact(document);
@@ -108,13 +109,13 @@ pub fn redact_beside_output(document: &mut Value) {
     }
 }
 
-/// Removes secrets from a document that describes others, e.g. a JSON Schema: what stands under the
-/// name of a secret is removed only where it is a value, or an example of one.
+/// Redacts a document that describes other documents, e.g. a JSON Schema. Under the name of a secret
+/// only values and examples of values are removed.
 pub fn redact_described(document: &mut Value) {
     redact_fields(document, Under::Description);
 }
 
-/// What an object or a list under the name of a secret is.
+/// How an object or a list under the name of a secret is treated.
 #[derive(Clone, Copy, PartialEq)]
 enum Under {
     /// The secret.
@@ -152,7 +153,8 @@ fn redact_fields(document: &mut Value, under: Under) {
     }
 }
 
-/// Changes the names of fields, which keep their order. A name that is there already gets a number.
+/// Changes the names of fields and keeps their order. A changed name that exists already gets a
+/// number.
 fn rename_fields(fields: &mut Map<String, Value>, change: &dyn Fn(&str) -> Cow<'_, str>) {
     if fields.keys().all(|name| matches!(change(name), Cow::Borrowed(_))) {
         return;
@@ -207,8 +209,8 @@ fn is_secret_field(name: &str, value: &Value) -> bool {
     }
 }
 
-/// A document that was changed by someone who saw it without its secrets: with the secrets wherever
-/// it was left as it was shown.
+/// Puts the secrets back into a document that was edited after redaction: wherever the edited
+/// document equals the redacted one, the original value is used.
 pub fn restored(changed: Value, original: &Value) -> Value {
     let mut shown = original.clone();
     redact(&mut shown);
@@ -245,7 +247,7 @@ fn merged(changed: Value, shown: &Value, original: &Value) -> Value {
     }
 }
 
-/// Removes secrets from the texts and names of a document, whatever a name says of its value.
+/// Redacts the texts and names of a document. Values are not judged by the names of their fields.
 pub fn redact_texts(document: &mut Value) {
     on_texts(document, &redacted);
 }
@@ -271,7 +273,7 @@ fn on_texts(document: &mut Value, change: &dyn Fn(&str) -> Cow<'_, str>) {
     }
 }
 
-/// Whether a value of this name is a secret. A name of numbers of tokens is not.
+/// Whether a field of this name holds a secret. Names of token counts do not count.
 fn names_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace("tokens", "");
     NAMES.iter().any(|secret| name.contains(secret)) || name.ends_with("pwd")

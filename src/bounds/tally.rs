@@ -1,23 +1,23 @@
-//! Counts of what others do again and again, by what it is: a bounded number of them, each reported at first
-//! and then once a minute.
+//! Counts repeated occurrences by kind, for a bounded number of kinds. Each kind is reported at its
+//! first occurrence and then at most once a minute.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Between two reports of the same.
+/// Between two reports of the same kind.
 const PAUSE: Duration = Duration::from_mins(1);
 /// Kinds that are distinguished in a minute; the rest counts as one.
-const TOLD_APART: usize = 256;
+const MAX_KINDS: usize = 256;
 
-/// What was noted and is not reported yet, by its kind.
+/// Unreported occurrences by kind.
 #[derive(Debug)]
 pub struct Tally<T>(HashMap<T, Count>);
 
 #[derive(Debug, Default)]
 struct Count {
     untold: u64,
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl<T> Default for Tally<T> {
@@ -27,17 +27,17 @@ impl<T> Default for Tally<T> {
 }
 
 impl<T: Eq + Hash + Clone> Tally<T> {
-    /// Notes that it happened; where too many kinds are distinguished already, as one of the rest.
+    /// Counts an occurrence of a kind. Once there are too many kinds, `rest` maps it to a common one.
     pub fn note(&mut self, what: T, rest: impl FnOnce(T) -> T) {
-        let is_further = self.0.len() >= TOLD_APART && !self.0.contains_key(&what);
+        let is_further = self.0.len() >= MAX_KINDS && !self.0.contains_key(&what);
         let what = if is_further { rest(what) } else { what };
         self.0.entry(what).or_default().untold += 1;
     }
 
-    /// What is to be reported now and how often it happened; all of it where nothing follows.
+    /// The kinds that are due for a report, each with its count; all kinds if `is_last`.
     pub fn take(&mut self, now: Instant, is_last: bool) -> Vec<(T, u64)> {
         let is_due = |count: &Count| {
-            is_last || count.told_at.is_none_or(|at| now.duration_since(at) >= PAUSE)
+            is_last || count.reported_at.is_none_or(|at| now.duration_since(at) >= PAUSE)
         };
         let mut due = Vec::new();
         self.0.retain(|what, count| {
@@ -48,13 +48,13 @@ impl<T: Eq + Hash + Clone> Tally<T> {
                 return false;
             }
             due.push((what.clone(), std::mem::take(&mut count.untold)));
-            count.told_at = Some(now);
+            count.reported_at = Some(now);
             true
         });
         due
     }
 
-    /// Takes back what could not be reported: it is due again a minute after it was taken.
+    /// Returns a count that could not be reported. It is due again a minute after it was taken.
     pub fn give_back(&mut self, what: T, count: u64) {
         self.0.entry(what).or_default().untold += count;
     }
@@ -98,7 +98,7 @@ mod tests {
         let (now, mut tally) = (Instant::now(), Tally::default());
         (1..=10_000_u32).for_each(|what| tally.note(what, |_| 0));
         let taken = tally.take(now, false);
-        assert_eq!(taken.len(), TOLD_APART + 1);
+        assert_eq!(taken.len(), MAX_KINDS + 1);
         assert_eq!(taken.iter().map(|(_, count)| count).sum::<u64>(), 10_000);
     }
 }

@@ -1,6 +1,6 @@
-//! Templates of definitions and scenarios: bounded in size, in what stands in one tag ([`shape`]),
-//! in the steps that rendering takes, in what expressions make on the way ([`made`]) and in the text
-//! that comes of it. An undefined value is an error.
+//! Templates of definitions and scenarios. Bounds hold for the source, for each tag ([`shape`]), for
+//! the steps of rendering, for the intermediate values of expressions ([`made`]) and for the rendered
+//! text. An undefined value is an error.
 
 mod made;
 mod rewritten;
@@ -48,7 +48,7 @@ impl fmt::Display for TemplateError {
     }
 }
 
-/// What becomes of an undefined value.
+/// How an undefined value is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Undefined {
     /// Any use is an error.
@@ -89,7 +89,7 @@ impl Templates {
         self
     }
 
-    /// The same, where what is filled in is percent-encoded, so that it stays one segment of a path.
+    /// The same with percent-encoding of every inserted value, so that it stays one segment of a path.
     #[must_use]
     pub fn percent_encoding(mut self) -> Self {
         self.environment.set_formatter(|out, _, value| {
@@ -107,7 +107,7 @@ impl Templates {
         self
     }
 
-    /// Compiles a template under a name, and answers the variables that it asks for.
+    /// Compiles a template under a name, and returns the variables that it uses.
     ///
     /// # Errors
     /// [`TemplateError`].
@@ -220,7 +220,7 @@ impl Templates {
         })
     }
 
-    /// Compiles what is neither too large nor too deep, on a stack that is large enough for it.
+    /// Compiles a source that is neither too large nor too deeply nested, on a large enough stack.
     fn compiled<T: Send>(
         &self,
         source: &str,
@@ -256,7 +256,7 @@ impl Templates {
         done.map(|_| text)
     }
 
-    /// The value that is left over, which an expression has, and the text that is written.
+    /// The value that evaluation leaves, if the source is an expression, and the text that it writes.
     fn evaluated<'a>(
         &'a self,
         instructions: &Instructions<'a>,

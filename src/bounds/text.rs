@@ -1,9 +1,9 @@
-//! Texts of others that a refusal or a log line repeats.
+//! Shortening and quoting of untrusted texts for error messages and log lines.
 
-/// Characters of what was sent that a refusal repeats.
+/// Characters of a sent text that an error message repeats.
 pub const MAX_REPEATED: usize = 200;
 
-/// A text cut to what a refusal may repeat of it.
+/// A text cut to the length that an error message repeats.
 pub fn shortened(text: &str) -> String {
     match text.char_indices().nth(MAX_REPEATED) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -11,7 +11,7 @@ pub fn shortened(text: &str) -> String {
     }
 }
 
-/// A text in quotes, escaped, cut to what a refusal may repeat of it.
+/// A text in quotes, escaped, and cut to the length that an error message repeats.
 pub fn quoted(text: &str) -> String {
     match text.char_indices().nth(MAX_REPEATED) {
         Some((end, _)) => format!("{:?}…", &text[..end]),

@@ -50,7 +50,7 @@ pub fn read<T: DeserializeOwned>(yaml: &str) -> Result<T, YamlError> {
     })
 }
 
-/// The parser's words for what people meet most, as one would say them.
+/// Plainer wording for the most frequent errors of the parser.
 fn plain(key: String, message: String) -> (String, String) {
     let twice =
         message.strip_prefix("duplicate mapping key `").and_then(|rest| rest.split_once('`'));
@@ -80,8 +80,8 @@ fn plain(key: String, message: String) -> (String, String) {
     (key, wanted.to_owned())
 }
 
-/// Reads a text where a number or a truth value would be a mistake: the parser makes texts of both.
-/// Nothing is an empty text.
+/// Reads a string and refuses numbers and booleans, which the parser would convert. A missing value is
+/// an empty string.
 ///
 /// # Errors
 /// It is something else.
@@ -108,7 +108,7 @@ pub fn text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Err
 
 /// The message with the name that was probably meant, where it lists the known ones.
 pub fn suggesting(message: String) -> String {
-    let told = |message: &str| {
+    let suggestion = |message: &str| {
         let kinds = ["unknown key", "unknown variant"];
         let (kind, rest) = kinds
             .iter()
@@ -117,10 +117,10 @@ pub fn suggesting(message: String) -> String {
         let known = known.strip_prefix("one of ").unwrap_or(known);
         let meant = nearest(name, known.split([',', ' ', '`']).filter(|word| !word.is_empty()))?;
         // The message names a key, but no value.
-        let told = if kind == "unknown key" { format!(" `{name}`") } else { String::new() };
-        Some(format!("{kind}{told} (did you mean `{meant}`?), expected one of {known}"))
+        let named = if kind == "unknown key" { format!(" `{name}`") } else { String::new() };
+        Some(format!("{kind}{named} (did you mean `{meant}`?), expected one of {known}"))
     };
-    told(&message).unwrap_or(message)
+    suggestion(&message).unwrap_or(message)
 }
 
 /// Line and column of a key such as `tools[2]` or `output.schema`, or of the nearest section
@@ -131,7 +131,7 @@ pub fn place_of(yaml: &str, key: &str) -> Option<(u64, u64)> {
         .map(|root| locate(&root, key))
 }
 
-/// Far above what a definition needs, far below what hurts.
+/// Limits far above what a definition needs and far below what costs noticeable time or memory.
 fn options() -> Options {
     serde_saphyr::options! {
         strict_booleans: true,

@@ -118,8 +118,8 @@ async fn verify(client: &Client, unsigned_until: u32, json: bool) -> anyhow::Res
     let mut records = 0;
     for (place, stretch) in stretches.iter().enumerate() {
         records += stretch.get("records").and_then(Value::as_u64).unwrap_or_default();
-        let told = stretch.get("faults").and_then(Value::as_array).into_iter().flatten();
-        let told = told.filter_map(Value::as_str).map(str::to_owned);
+        let reported = stretch.get("faults").and_then(Value::as_array).into_iter().flatten();
+        let reported = reported.filter_map(Value::as_str).map(str::to_owned);
         let before = place.checked_sub(1).and_then(|place| stretches.get(place));
         let continues = |before: &Value| {
             before.get("hash") == stretch.get("previous")
@@ -127,7 +127,7 @@ async fn verify(client: &Client, unsigned_until: u32, json: bool) -> anyhow::Res
         };
         let is_torn = before.is_some_and(|before| !continues(before));
         let torn = is_torn.then(|| "it does not continue the stretch before it".to_owned());
-        let mut found: Vec<String> = told.chain(torn).collect();
+        let mut found: Vec<String> = reported.chain(torn).collect();
         found.dedup();
         let number = number(stretch);
         faults.extend(found.into_iter().map(|fault| json!({"stretch": number, "fault": fault})));

@@ -22,6 +22,7 @@ use super::UsageError;
 use super::kinds::Kind;
 use super::shell_words::{path_word, shell_word};
 use crate::app::{self, AppError};
+use crate::bounds::address::is_loopback;
 use crate::config::{Config, Flags};
 use crate::message::visible::escaped;
 use crate::store::StoreError;
@@ -29,9 +30,15 @@ use crate::store::StoreError;
 const KEY_VARIABLE: &str = "TOOLLOOP_KEY";
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
 
+/// What a load balancer answers while no service is behind it.
+const GATEWAY_ERRORS: [StatusCode; 3] =
+    [StatusCode::BAD_GATEWAY, StatusCode::SERVICE_UNAVAILABLE, StatusCode::GATEWAY_TIMEOUT];
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longer than the interval of keep-alive comments in event streams.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_mins(1);
+/// Bytes a second of a file that is sent.
+const MIN_UPLOAD_RATE: u64 = 1024;
 
 /// Which service to use.
 #[derive(Debug, Clone, Args)]
@@ -208,7 +215,11 @@ impl<'a> From<Option<&'a Value>> for Sent<'a> {
 /// A service over the network.
 struct Remote {
     http: reqwest::Client,
+    /// Whether it is on this machine.
+    is_here: bool,
     base: String,
+    /// The same without a password, for messages.
+    shown: String,
     key: Option<SecretString>,
 }
 
@@ -428,17 +439,25 @@ impl Client {
         };
         match serde_json::from_slice(&bytes) {
             Ok(refusal) => ClientError::Refused(Box::new(refusal)),
+            Err(_) if GATEWAY_ERRORS.contains(&status) => {
+                self.unreachable_error(format!("it answers {status}"))
+            }
             Err(_) => unexpected_status(status),
         }
     }
 
     /// The connection failed during the response.
     pub(super) fn broken(&self, error: &dyn std::error::Error) -> ClientError {
+        self.unreachable_error(root_cause(error))
+    }
+
+    /// The request may have arrived.
+    fn unreachable_error(&self, reason: String) -> ClientError {
         let address = match &self.service {
-            Service::Remote(remote) => remote.base.clone(),
+            Service::Remote(remote) => remote.shown.clone(),
             Service::Local(_) => "the service in this process".to_owned(),
         };
-        ClientError::Unreachable { address, reason: root_cause(error), sent: true }
+        ClientError::Unreachable { address, reason, sent: true }
     }
 }
 
@@ -468,7 +487,9 @@ impl ClientError {
 impl Remote {
     fn new(server: &str, key: Option<SecretString>) -> anyhow::Result<Self> {
         let wrong = |why: &str| {
-            UsageError(format!("--server: {server:?} {why}; write e.g. http://127.0.0.1:8080"))
+            // It may have a password.
+            let given = if server.contains('@') { "it".to_owned() } else { format!("{server:?}") };
+            UsageError(format!("--server: {given} {why}; write e.g. http://127.0.0.1:8080"))
         };
         let url = Url::parse(server).map_err(|e| wrong(&format!("is not a URL ({e})")))?;
         if !matches!(url.scheme(), "http" | "https")
@@ -480,13 +501,16 @@ impl Remote {
         if key.as_ref().is_some_and(|key| HeaderValue::from_str(key.expose_secret()).is_err()) {
             return Err(UsageError("--key: contains invalid characters".to_owned()).into());
         }
-        let base = url.as_str().trim_end_matches('/');
-        let base = base.strip_suffix("/v1").unwrap_or(base).to_owned();
-        let http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(READ_TIMEOUT)
-            .user_agent(concat!("toolloop/", env!("CARGO_PKG_VERSION")));
-        Ok(Self { http: http.build().context("cannot create an HTTP client")?, base, key })
+        let base_of = |url: &Url| {
+            let base = url.as_str().trim_end_matches('/');
+            base.strip_suffix("/v1").unwrap_or(base).to_owned()
+        };
+        let mut shown = url.clone();
+        let _ = shown.set_password(None); // fails where there can be none
+        let (base, shown) = (base_of(&url), base_of(&shown));
+        let is_here = is_loopback(&url);
+        let http = http_client(is_here, READ_TIMEOUT).context("cannot create an HTTP client")?;
+        Ok(Self { http, is_here, base, shown, key })
     }
 
     async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Body>, ClientError> {
@@ -497,14 +521,34 @@ impl Remote {
             request.headers_mut().insert(AUTHORIZATION, value);
         }
         let unreachable = |error: reqwest::Error| ClientError::Unreachable {
-            address: self.base.clone(),
+            address: self.shown.clone(),
             reason: root_cause(&error),
             sent: !error.is_connect() && !error.is_builder(),
         };
+        let http = if request.method() == Method::PUT {
+            http_client(self.is_here, time_for(request.body().len())).map_err(unreachable)?
+        } else {
+            self.http.clone()
+        };
         let request = reqwest::Request::try_from(request).map_err(unreachable)?;
-        let response = self.http.execute(request).await.map_err(unreachable)?;
+        let response = http.execute(request).await.map_err(unreachable)?;
         Ok(Response::<reqwest::Body>::from(response).map(Body::new))
     }
+}
+
+/// For services that begin to answer in time and go on doing so. `patience` includes the sending of a
+/// request.
+fn http_client(is_here: bool, patience: Duration) -> reqwest::Result<reqwest::Client> {
+    let http = reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(patience)
+        .user_agent(concat!("toolloop/", env!("CARGO_PKG_VERSION")));
+    if is_here { http.no_proxy().build() } else { http.build() }
+}
+
+/// How long a file of this size may take, at the slowest rate that the service accepts.
+fn time_for(bytes: usize) -> Duration {
+    READ_TIMEOUT + Duration::from_secs(bytes as u64 / MIN_UPLOAD_RATE)
 }
 
 fn unexpected_status(status: StatusCode) -> ClientError {
@@ -556,5 +600,21 @@ mod tests {
         ] {
             assert_eq!(target.repeated(&flags), expected);
         }
+    }
+
+    #[test]
+    fn a_password_in_an_address_is_not_shown() {
+        for wrong in ["http://u:hunter2@h:99999", "ftp://u:hunter2@h", "http://u:hunter2@h?q"] {
+            let message = Remote::new(wrong, None).err().unwrap().to_string();
+            assert!(message.starts_with("--server: it is not"), "{message}");
+        }
+        let remote = Remote::new("http://u:hunter2@h/v1/", None).unwrap();
+        assert_eq!((&*remote.base, &*remote.shown), ("http://u:hunter2@h", "http://u@h"));
+    }
+
+    #[test]
+    fn a_file_may_be_sent_slowly() {
+        assert_eq!(time_for(0), READ_TIMEOUT);
+        assert!(time_for(16 << 20) > Duration::from_hours(4));
     }
 }

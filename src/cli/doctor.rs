@@ -279,9 +279,9 @@ mod tests {
             warnings: vec!["effects names the tool \"gone\", which it does not have".into()],
         };
         let found = mcp_server(&config, status);
-        let told: Vec<_> = found.iter().map(|it| (it.status, it.detail.as_str())).collect();
+        let results: Vec<_> = found.iter().map(|it| (it.status, it.detail.as_str())).collect();
         let odd = "effects names the tool \"gone\", which it does not have";
-        assert_eq!(told, [(Health::Ok, "2 tools"), (Health::Warn, odd)]);
+        assert_eq!(results, [(Health::Ok, "2 tools"), (Health::Warn, odd)]);
     }
 
     #[test]

@@ -45,12 +45,12 @@ mod tests {
     #[test]
     fn addresses_of_files_are_read() {
         let file = |owner: &str, id: &str| json!([{"path": "in/a", "from": {"path": "b c/d=e", owner: id}}]);
-        for (option, told) in [
+        for (option, expected) in [
             ("in/a=runs/7/files/b%20c/d=e", file("run_id", "7")),
             ("in/a=/v1/sessions/x%2Fy/files/b%20c/d=e", file("session_id", "x/y")),
             ("in/a=agents/n/files/b c/d=e", file("agent", "n")),
         ] {
-            assert_eq!(file_references(&[option.to_owned()]).unwrap(), told, "{option}");
+            assert_eq!(file_references(&[option.to_owned()]).unwrap(), expected, "{option}");
         }
         for wrong in [
             "in/a",

@@ -24,6 +24,7 @@ use super::run_view::pending_text;
 use super::{JsonArg, UsageError};
 use crate::bounds::json::in_words;
 use crate::config::Flags;
+use crate::message::visible::escaped;
 use crate::runtime::keys::DEFAULT_TENANT;
 
 /// The exit code after a cancelled run or a signal.
@@ -32,8 +33,8 @@ const INTERRUPTED: u8 = 130;
 /// The exit code of a parked run.
 const WAITING: u8 = 3;
 
-/// How long a cancellation is sent again because there is no such run yet.
-const BEGINNING: Duration = Duration::from_secs(5);
+/// How long a cancellation is repeated while the run does not exist yet.
+const NOT_FOUND_PATIENCE: Duration = Duration::from_secs(5);
 
 const AFTER_HELP: &str = "\
 Without --server the run executes in this process, on the configured database. Progress goes to
@@ -185,13 +186,18 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
     let run_id = Uuid::now_v7();
     body["run_id"] = json!(run_id);
     let mut progress = Progress::start();
+    let (mut is_interrupted, mut is_cancelled) = (false, false);
     let started = tokio::select! {
         started = EventFollower::started(client, run_id, &path, &body) => started,
         reason = interrupts.next() => {
-            if let Err(error) = cancel(client, run_id, reason, &mut interrupts, &progress).await {
-                progress.print(&not_cancelled(run_id, &error));
+            (is_interrupted, is_cancelled) = (true, true);
+            match cancel(client, run_id, reason, &mut interrupts, &progress).await {
+                Ok(()) => Ok(EventFollower::existing(client, run_id)),
+                Err(error) => {
+                    progress.print(&not_cancelled_message(run_id, &error));
+                    exit_now(&progress)
+                }
             }
-            exit_now(&progress)
         }
     };
     let mut following = match started {
@@ -201,7 +207,6 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
             return Err(with_known_agents(client, agent, error).await);
         }
     };
-    let (mut is_interrupted, mut is_cancelled) = (false, false);
     let mut looks = FuturesUnordered::new();
     let outcome = loop {
         tokio::select! {
@@ -213,7 +218,9 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
                     }
                     looks.extend(entry.parked_as().map(|status| parked(client, run_id, status)));
                 }
-                Err(error) => break Err(error).context(goes_on(run_id)),
+                // A key that may not read the run gets only its status.
+                Err(error) if is_cancelled && error.code() == Some("FORBIDDEN") => exit_now(&progress),
+                Err(error) => break Err(error).context(continues_message(run_id)),
             },
             Some(seen) = looks.next() => match seen {
                 Ok(Some((run, waiting))) => {
@@ -221,21 +228,21 @@ async fn run(client: &Client, agent: &str, route: &str, mut body: Value) -> anyh
                     break Ok(run);
                 }
                 Ok(None) => {}
-                Err(error) => break Err(error).context(goes_on(run_id)),
+                Err(error) => break Err(error).context(continues_message(run_id)),
             },
             reason = interrupts.next() => {
                 if std::mem::replace(&mut is_interrupted, true) {
                     if !is_cancelled {
-                        progress.print(&may_continue(run_id));
+                        progress.print(&may_continue_message(run_id));
                     }
                     exit_now(&progress);
                 }
                 match cancel(client, run_id, reason, &mut interrupts, &progress).await {
                     Ok(()) => is_cancelled = true,
                     Err(error) if error.is_transient() => {
-                        break Err(error).context(may_continue(run_id));
+                        break Err(error).context(may_continue_message(run_id));
                     }
-                    Err(error) => progress.print(&not_cancelled(run_id, &error)),
+                    Err(error) => progress.print(&not_cancelled_message(run_id, &error)),
                 }
             }
         }
@@ -269,7 +276,7 @@ async fn parked(
     };
     let waiting = pending_text(&run, client.options());
     let is_driven = run.get("status").and_then(Value::as_str) == Some("running");
-    // Beside what waits, other work of it may go on.
+    // Other work of the run may continue while it waits.
     Ok((!waiting.is_empty() && !is_driven).then_some((run, waiting)))
 }
 
@@ -296,7 +303,7 @@ async fn cancel(
                         ));
                     }
                 }
-                Err(error) if error.is_not_found() && begun.elapsed() < BEGINNING => {}
+                Err(error) if error.is_not_found() && begun.elapsed() < NOT_FOUND_PATIENCE => {}
                 asked => return asked.map(drop),
             }
             tokio::time::sleep(pause).await;
@@ -306,21 +313,21 @@ async fn cancel(
     tokio::select! {
         accepted = accepted => accepted,
         _ = interrupts.next() => {
-            progress.print(&may_continue(run_id));
+            progress.print(&may_continue_message(run_id));
             exit_now(progress)
         }
     }
 }
 
-fn goes_on(run_id: Uuid) -> String {
+fn continues_message(run_id: Uuid) -> String {
     format!("run {run_id} continues in the background")
 }
 
-fn may_continue(run_id: Uuid) -> String {
+fn may_continue_message(run_id: Uuid) -> String {
     format!("the cancellation of run {run_id} was not accepted, so the run may continue")
 }
 
-fn not_cancelled(run_id: Uuid, error: &ClientError) -> String {
+fn not_cancelled_message(run_id: Uuid, error: &ClientError) -> String {
     format!("run {run_id} cannot be cancelled: {error}")
 }
 
@@ -330,22 +337,24 @@ fn exit_now(progress: &Progress) -> ! {
     std::process::exit(INTERRUPTED.into())
 }
 
-/// Adds the names of the existing agents to an unknown-agent error.
+/// Adds the names of the existing agents to an unknown-agent error, where the service lists them and
+/// the agent is none of them.
 async fn with_known_agents(client: &Client, agent: &str, error: ClientError) -> anyhow::Error {
     if error.code() != Some("NOT_FOUND") {
         return error.into();
     }
-    let names = match client.list("/agents?", usize::MAX, &AGENT).await {
-        Ok((agents, _)) => {
-            agents.iter().filter_map(|a| a.get("name")?.as_str().map(str::to_owned)).collect()
-        }
-        Err(_) => Vec::new(),
+    let Ok((agents, _)) = client.list("/agents?", usize::MAX, &AGENT).await else {
+        return error.into();
     };
+    let names: Vec<&str> = agents.iter().filter_map(|it| it.get("name")?.as_str()).collect();
+    if names.contains(&agent) {
+        return error.into();
+    }
     let hint = if names.is_empty() {
         "no agents are defined: write agents/<name>.yaml (`toolloop check` reports errors in it)"
             .to_owned()
     } else {
-        format!("known agents: {}", names.join(", "))
+        format!("known agents: {}", escaped(&names.join(", ")))
     };
     anyhow::anyhow!("there is no agent named {agent:?}\n  {hint}")
 }

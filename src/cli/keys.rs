@@ -202,8 +202,8 @@ async fn revoke(client: &Client, id: &str, path: &str, force: bool) -> anyhow::R
         }
         Err(error) if error.code() == Some("PROTECTED_KEY") => {
             // The rest is for callers of the API.
-            let told = error.to_string();
-            print_notice(told.split("; use `force").next().unwrap_or_default());
+            let message = error.to_string();
+            print_notice(message.split("; use `force").next().unwrap_or_default());
             if !confirmed("Revoke it?")? {
                 bail!("key {id} was not revoked\n  `--force` revokes it without a question");
             }

@@ -217,7 +217,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     };
     let _logs = Logs::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
     match command {
-        Command::Serve => app::serve(Config::read(&flags)?).await?,
+        Command::Serve => app::serve(Config::read(&flags)?, flags).await?,
         Command::New(command) => project::new(&flags, command)?,
         Command::Invoke(args) => return invoke::invoke(&flags, args).await,
         Command::Runs(command) => return runs::runs(&flags, command).await,

@@ -94,7 +94,7 @@ struct CaseFile {
     cases: Vec<PolicyCase>,
 }
 
-/// A case with what came of it.
+/// A case and its result.
 struct Outcome {
     name: String,
     /// What is wrong, if anything is.
@@ -147,7 +147,7 @@ async fn replay_all(
         let looked_at = answer.get("runs").and_then(Value::as_u64).unwrap_or_default();
         left = left.saturating_sub(looked_at);
         let next = answer.get("next_cursor").cloned().unwrap_or_default();
-        sum = if sum.is_null() { answer } else { added(sum, answer) };
+        sum = if sum.is_null() { answer } else { sum_of(sum, answer) };
         if next.is_null() || left == 0 {
             return Ok(sum);
         }
@@ -160,12 +160,12 @@ async fn replay_all(
 }
 
 /// Two answers about different runs as one: numbers are added, and the first examples stay.
-fn added(mut sum: Value, more: Value) -> Value {
+fn sum_of(mut sum: Value, more: Value) -> Value {
     let Value::Object(more) = more else { return sum };
     for (name, value) in more {
         let before = sum.get(&name).cloned().unwrap_or_default();
         let together = match (before, value) {
-            (before @ Value::Object(_), value @ Value::Object(_)) => added(before, value),
+            (before @ Value::Object(_), value @ Value::Object(_)) => sum_of(before, value),
             (Value::Array(mut before), Value::Array(value)) => {
                 let room = MAX_EXAMPLES.saturating_sub(before.len());
                 before.extend(value.into_iter().take(room));
@@ -244,7 +244,7 @@ async fn test(flags: &Flags, file: &Path) -> anyhow::Result<Vec<Outcome>> {
     let (agent, failed) =
         without_failed_examples(stem, &read(&path)?).map_err(|error| wrong(&error))?;
     let bench = app::policy_bench(&config, &agent.definition, &mut unset);
-    for line in app::told(&unset) {
+    for line in app::unset_messages(&unset) {
         print_notice(&format!("warning: {line}"));
     }
     let bench = bench.map_err(|message| wrong(&message))?;
@@ -286,7 +286,7 @@ fn definition_file(config: &Config, file: &Path, cases: &CaseFile) -> Result<Pat
     }
 }
 
-/// What is not as expected.
+/// How a decision differs from the expected one.
 fn mismatch(case: &PolicyCase, decided: &Decided) -> Option<String> {
     let Decided { decision, rule, reason, actions: _ } = decided;
     let is_as_expected = *decision == case.expect.as_str()
@@ -354,7 +354,7 @@ mod tests {
         let more: Vec<u64> = (3..200).collect();
         let other = json!({"runs": 1, "cost_usd": 1.0, "newly": {"blocked": 4}, "examples": more,
             "has_more": false, "next_cursor": null});
-        let sum = added(one, other);
+        let sum = sum_of(one, other);
         assert_eq!((&sum["runs"], &sum["cost_usd"]), (&json!(3), &json!(1.5)));
         assert_eq!((&sum["newly"]["blocked"], &sum["has_more"]), (&json!(7), &json!(false)));
         assert_eq!(sum["examples"].as_array().map(Vec::len), Some(MAX_EXAMPLES));
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_told() {
+    fn omitted_changes_are_reported() {
         let row = json!({"run_id": "r", "tool": "t", "was": "allowed", "would_be": "blocked", "rule": "path"});
         let replay = |more: bool, blocked: u64| {
             replay_text(

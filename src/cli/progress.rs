@@ -181,8 +181,8 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         RunEvent::ModelResponded(response) => answered(response),
         RunEvent::CallGiven(given) => {
             let calls = given.message.tool_calls.iter();
-            let told = calls.map(|call| format!("  calls {}", escaped(&call.name)));
-            told.collect::<Vec<_>>().join("\n")
+            let lines = calls.map(|call| format!("  calls {}", escaped(&call.name)));
+            lines.collect::<Vec<_>>().join("\n")
         }
         RunEvent::ModelRetried(tried) => retried(tried),
         RunEvent::ModelInterrupted(call) => format!(

@@ -53,10 +53,10 @@ fn what_waits_and_what_was_answered_name_the_call() {
     let requests = json!({"seat": {"message": "Which seat?", "requested_schema": {}}});
     let mut asked = json!({"call_id": call, "kind": "client", "tool": "mcp:a/b", "arguments": {}, "reason": reason,
         "expires_at": "2026-01-02T04:04:05Z", "input": {"server": "a", "round": 1, "requests": requests}});
-    let told = format!(
+    let expected = format!(
         "  mcp:a/b ({call}): waits for client until 2026-01-02T04:04:05Z, {reason}\n    asks: Which seat?"
     );
-    assert_eq!(line(&event("tool_call.awaiting_client", &asked)), Some(told));
+    assert_eq!(line(&event("tool_call.awaiting_client", &asked)), Some(expected));
     asked["kind"] = "approval".into();
     assert!(line(&event("approval.requested", &asked)).unwrap().contains("waits for approval"));
     let resolved = |resolution: &str, by: Option<&str>| {

@@ -94,7 +94,7 @@ pub(super) fn new(flags: &Flags, command: NewCommand) -> anyhow::Result<()> {
         let message = format!("the name {shown:?} does not match ^[a-z][a-z0-9-]{{1,63}}$");
         return Err(UsageError(message).into());
     }
-    let config = Config::read(flags)?;
+    let (config, _) = Config::read_without_secrets(flags)?;
     // An agent has one file, whichever way its name ends.
     refuse_existing([config.agents_dir.join(format!("{name}.yml"))].iter())?;
     let path = config.agents_dir.join(format!("{name}.yaml"));

@@ -13,7 +13,8 @@ use serde_json::json;
 
 use super::UsageError;
 use super::invoke::CallArgs;
-use super::output::{print, print_json, print_notice};
+use super::output::{one_line, print, print_json, print_notice};
+use crate::message::visible::escaped;
 use crate::tools::declared::openapi::{Document, Imported, Listed};
 use crate::tools::declared::{read_document, readable, written};
 
@@ -50,7 +51,9 @@ pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
         if json {
             print_json(&json!({"operations": listed}))?;
         } else {
-            let line = |Listed { id, method, path }: &Listed| format!("{id}  {method} {path}");
+            let line = |Listed { id, method, path }: &Listed| {
+                one_line(&format!("{id}  {method} {path}"), usize::MAX)
+            };
             print(&listed.iter().map(line).collect::<Vec<_>>().join("\n"))?;
         }
         return Ok(());
@@ -78,10 +81,10 @@ pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
         return Err(UsageError(refused.join("\n")).into());
     }
     for why in refused {
-        print_notice(&format!("left out: {why}"));
+        print_notice(&escaped(&format!("left out: {why}")));
     }
     for (id, part) in parts {
-        print_notice(&format!("left out of the operation {id:?}: {part}"));
+        print_notice(&escaped(&format!("left out of the operation {id:?}: {part}")));
     }
     let text = written::yaml(&document.server(), &entries);
     readable(&text).map_err(|why| {

@@ -171,13 +171,16 @@ fn paths_are_relative_to_the_file_or_the_current_directory() {
     );
 
     for (written, meant) in [
-        ("sqlite://d/x.db?mode=rw", "sqlite://conf/d/x.db?mode=rw"),
+        ("sqlite://d/x.db?mode=rwc", "sqlite://conf/d/x.db"),
         ("sqlite:x.db", "sqlite://conf/x.db"),
         ("sqlite:///x.db", "sqlite:///x.db"),
-        ("sqlite::memory:", "sqlite::memory:"),
     ] {
         let config = from_file(&format!("[database]\nurl = \"{written}\"")).unwrap();
         assert_eq!(config.database.url.expose_secret(), meant);
+    }
+    for written in ["sqlite://", "sqlite::memory:", "sqlite://x.db?mode=ro"] {
+        let error = from_file(&format!("[database]\nurl = \"{written}\"")).unwrap_err();
+        assert!(error.to_string().contains("write e.g. sqlite://toolloop.db"), "{error}");
     }
     let config = from_env(&[("TOOLLOOP_TOOLS__WORKSPACE", "w")]).unwrap();
     assert_eq!(config.tools.workspace.dir, Path::new("w"));

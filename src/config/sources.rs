@@ -75,7 +75,7 @@ impl ConfigError {
         }
     }
 
-    /// Whether it says only that a key is not there, or that another one needs it.
+    /// Whether the error says only that this key is missing, or that another key needs it.
     pub(super) fn misses(&self, missing: &str) -> bool {
         let (Self::File { key, message, .. }
         | Self::Variable { key, message, .. }
@@ -112,12 +112,12 @@ pub(super) struct Sources {
     root: Value,
     origins: BTreeMap<String, Origin>,
     file: PathBuf,
-    /// Keys whose values are not taken from here on.
+    /// Keys whose values are ignored.
     left_out: Vec<String>,
 }
 
 impl Sources {
-    /// Takes none of the values of these keys, but the built-in ones.
+    /// Ignores the values of these keys, except for the built-in ones.
     pub(super) fn leave_out(&mut self, keys: &[String]) {
         keys.clone_into(&mut self.left_out);
     }

@@ -1,7 +1,7 @@
 //! Environment variables that hold secrets and are not set.
 //!
-//! A configuration is checked where its secrets are not, e.g. in CI: something else stands in for
-//! them there, so that everything else is looked at.
+//! A configuration is also checked where its secrets are missing, e.g. in CI. Placeholders stand in for
+//! them there, so that everything else is checked.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,11 +13,11 @@ use super::Settings;
 /// Variables that are not set, each with the key or the file that names it.
 pub type UnsetVariables = BTreeMap<String, String>;
 
-/// What stands in for a secret that is one line of text.
+/// The placeholder for a secret that is one line of text.
 pub const STAND_IN: &str = "an-environment-variable-that-is-not-set";
 
-/// Adds to the environment what stands in for the key of the audit log and for credentials of
-/// programs, where their variables are not set, and tells which; keys of MCP servers are only told.
+/// Adds placeholders to the environment for the key of the audit log and for credentials of
+/// programs whose variables are not set. Returns all unset variables, those of MCP servers included.
 pub(super) fn stand_in(settings: &Settings, env: &mut HashMap<String, String>) -> UnsetVariables {
     let audit_key = settings.audit.key_env.as_str();
     let mut unset = UnsetVariables::new();

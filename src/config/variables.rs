@@ -23,7 +23,7 @@ const KNOWN: [&str; 11] = [
     "WORKSPACE",
 ];
 
-/// Those that are neither known nor named by a setting. A key of a section has `__` in its variable's
+/// The variables that are neither known nor named by a setting. A key of a section has `__` in its variable's
 /// name, and is an error of its own where there is none such.
 pub(super) fn unknown<'e>(
     names: impl Iterator<Item = &'e String>,
@@ -40,8 +40,8 @@ pub(super) fn unknown<'e>(
     names.filter(is_unknown).cloned().collect()
 }
 
-/// What is said of one.
-pub fn about_unknown(name: &str) -> String {
+/// The message about an unknown variable.
+pub fn unknown_variable_message(name: &str) -> String {
     let rest = name.strip_prefix(PREFIX).unwrap_or(name);
     let meant = nearest(rest, KNOWN);
     let meant =
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_neither_known_nor_named_is_told() {
+    fn unknown_variables_are_reported() {
         let settings = json!({"models": {"own": {"api_key_env": "TOOLLOOP_OWN"}},
             "mcp": {"a": {"env": ["TOOLLOOP_A"]}}});
         let names = [
@@ -91,8 +91,11 @@ mod tests {
         let names: Vec<String> = names.iter().map(|name| format!("{PREFIX}{name}")).collect();
         let unknown: Vec<String> = unknown(names.iter(), &settings).into_iter().collect();
         assert_eq!(unknown, ["TOOLLOOP_EXPORT", "TOOLLOOP_FOO", "TOOLLOOP_LOGS"]);
-        let told = about_unknown("TOOLLOOP_AGENT_DIR");
-        assert!(told.ends_with("is no setting (did you mean `TOOLLOOP_AGENTS_DIR`?)"), "{told}");
-        assert!(about_unknown("TOOLLOOP_FOO").ends_with("TOOLLOOP_FOO is no setting"));
+        let message = unknown_variable_message("TOOLLOOP_AGENT_DIR");
+        assert!(
+            message.ends_with("is no setting (did you mean `TOOLLOOP_AGENTS_DIR`?)"),
+            "{message}"
+        );
+        assert!(unknown_variable_message("TOOLLOOP_FOO").ends_with("TOOLLOOP_FOO is no setting"));
     }
 }

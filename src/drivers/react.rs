@@ -177,8 +177,7 @@ fn callable<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> impl Iterator<Item = 
     base.tools.iter().filter(move |tool| ask.final_output() != Some(tool.name.as_str()))
 }
 
-/// Whether whatever the model may write now is one JSON text: a decision, or an output. The rest of
-/// a truncated one is not a decision.
+/// Whether the answer must be one JSON text: a decision or an output. The rest of a truncated answer is not.
 fn may_only_write_json(base: &ModelRequest<'_>, ask: &Ask<'_>) -> bool {
     ask.unfinished.is_none() && (!ask.answer_only || output_schema(base, ask).is_some())
 }
@@ -206,7 +205,7 @@ fn tool_call(
     let tool = tool.or_else(|| {
         callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == on_the_wire)
     });
-    // One that a skill took away is not offered; its call is the gate's to block.
+    // A tool that a skill has removed is not offered; the gate blocks its calls.
     let is_final = |name: &&str| ask.final_output() == Some(*name);
     let tool = tool.or_else(|| base.names.known(named).filter(|name| !is_final(name)));
     let Some(tool) = tool else {
@@ -237,7 +236,7 @@ fn final_answer(decision: &Decision<'_>) -> Result<Act, String> {
 }
 
 /// Reads a text in which the model may only give its answer: an output, or the answer in a decision
-/// that it wrote nevertheless; `None` for plain text. A decision without an answer says nothing.
+/// that it wrote nevertheless; `None` for plain text. A decision without an answer counts as blank.
 fn answer(text: &str, ask: &Ask<'_>, completion: &Completion) -> Option<AssistantMessage> {
     if completion.finish_reason == FinishReason::Length
         || completion.finish_reason == FinishReason::Refusal

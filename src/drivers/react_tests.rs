@@ -79,7 +79,7 @@ impl Agent {
     }
 
     /// System prompt and turns as the model gets them.
-    fn told(&self, driver: &React, ask: &Ask<'_>) -> Conversation {
+    fn prompt(&self, driver: &React, ask: &Ask<'_>) -> Conversation {
         let mut rewritten = Conversation::default();
         let request = driver.request(self.base(), ask, &mut rewritten);
         assert!(request.tools.is_empty(), "nothing about tools goes over the wire");
@@ -111,7 +111,7 @@ impl Agent {
 }
 
 /// What came of an answer, in one line.
-fn told_of(reading: &Reading) -> String {
+fn summary_of(reading: &Reading) -> String {
     let message = &reading.message;
     match (&reading.undecided, message.tool_calls.as_slice()) {
         (Some(Undecided::NotFound(why)), []) => format!("not found: {why}"),
@@ -219,7 +219,7 @@ fn decisions_are_read_and_checked() {
     for (structured, choice, finish, text, expected) in table {
         let agent = agent(structured);
         let reading = agent.read(&REACT, &agent.ask(choice.clone()), text, finish);
-        let got = told_of(&reading);
+        let got = summary_of(&reading);
         assert!(got.starts_with(expected), "{text}\n{choice:?}: {got}");
     }
 }
@@ -267,7 +267,7 @@ fn an_answer_may_be_written_afterwards() {
     let structured = agent(true);
     let decided =
         structured.read(&LATER, &structured.ask(ToolChoice::Auto), object, FinishReason::Stop);
-    assert_eq!(told_of(&decided), r#"answer {"n": 1}"#, "nothing is proposed yet");
+    assert_eq!(summary_of(&decided), r#"answer {"n": 1}"#, "nothing is proposed yet");
 
     let table = [
         (&text, "Forty-two, as {it} was.", "text Forty-two, as {it} was."),
@@ -289,15 +289,15 @@ fn an_answer_may_be_written_afterwards() {
     for (agent, said, expected) in table {
         let ask = Ask { answer_only: true, ..agent.ask(ToolChoice::Auto) };
         assert_eq!(
-            told_of(&agent.read(&LATER, &ask, said, FinishReason::Stop)),
+            summary_of(&agent.read(&LATER, &ask, said, FinishReason::Stop)),
             expected,
             "{said}"
         );
     }
     let ask = Ask { answer_only: true, ..structured.ask(ToolChoice::Auto) };
-    let told = structured.told(&LATER, &ask);
-    assert_eq!(told.system(), "You help.", "no decisions are described");
-    let Some(Turn::User(last)) = told.turns().last() else { panic!("{told:?}") };
+    let prompt = structured.prompt(&LATER, &ask);
+    assert_eq!(prompt.system(), "You help.", "no decisions are described");
+    let Some(Turn::User(last)) = prompt.turns().last() else { panic!("{prompt:?}") };
     assert!(last.contains("schema of output"), "{last}");
 }
 
@@ -308,11 +308,11 @@ fn the_prompt_describes_the_fields_of_the_author() {
     let fields = Some(DecisionFields { described, schema });
     let driver = React { final_via_inference: false, fields };
     let (agent, auto) = (agent(false), ToolChoice::Auto);
-    let told = agent.told(&driver, &agent.ask(auto.clone()));
-    let line = told.system().lines().last().unwrap();
+    let prompt = agent.prompt(&driver, &agent.ask(auto.clone()));
+    let line = prompt.system().lines().last().unwrap();
     assert!(line.contains(r#""required":["confidence"]"#), "{line}");
     let read =
-        |text| told_of(&agent.read(&driver, &agent.ask(auto.clone()), text, FinishReason::Stop));
+        |text| summary_of(&agent.read(&driver, &agent.ask(auto.clone()), text, FinishReason::Stop));
     let with = r#"{"type": "final_answer", "answer": "x", "confidence": 1}"#;
     assert_eq!(read(with), "answer x");
     let without = read(r#"{"type": "final_answer", "answer": "x"}"#);
@@ -325,19 +325,21 @@ fn the_prompt_describes_the_fields_of_the_author() {
 
 #[test]
 fn the_prompt_describes_tools_and_decisions() {
-    let text = agent(false).told(&REACT, &agent(false).ask(ToolChoice::Auto));
+    let text = agent(false).prompt(&REACT, &agent(false).ask(ToolChoice::Auto));
     insta::assert_snapshot!(text.system());
     let structured = agent(true);
-    let told = structured.told(&REACT, &structured.ask(ToolChoice::Required));
+    let prompt = structured.prompt(&REACT, &structured.ask(ToolChoice::Required));
     assert!(
-        told.system().contains("JSON Schema: {\"type\":\"object\",\"title\":\"schema of output\"}")
+        prompt
+            .system()
+            .contains("JSON Schema: {\"type\":\"object\",\"title\":\"schema of output\"}")
     );
-    assert!(!told.system().contains("- output:"), "the output is no tool");
+    assert!(!prompt.system().contains("- output:"), "the output is no tool");
     assert_eq!(
-        told.turns(),
+        prompt.turns(),
         [Turn::User("{}\n\nYour next decision must be a `call_tool`.".into())]
     );
-    let none = agent(false).told(&REACT, &agent(false).ask(ToolChoice::None));
+    let none = agent(false).prompt(&REACT, &agent(false).ask(ToolChoice::None));
     assert!(
         !none.system().contains("file_ops") && none.system().contains("final_answer"),
         "{}",
@@ -350,16 +352,17 @@ fn the_prompt_names_the_tools_that_give_a_reflected_output() {
     let agent = agent(true);
     let ask = |choice| Ask { submit_tool: Some("submit"), ..agent.ask(choice) };
     for driver in [REACT, LATER] {
-        let told = agent.told(&driver, &ask(ToolChoice::Auto));
-        let system = told.system();
+        let prompt = agent.prompt(&driver, &ask(ToolChoice::Auto));
+        let system = prompt.system();
         assert!(system.contains("- output:"), "the output is a tool like others: {system}");
         assert!(system.contains("`output`") && system.contains("`submit`"), "{system}");
         assert!(!system.contains("final_answer"), "{system}");
         let wrong = r#"{"type": "muse"}"#;
-        let told = told_of(&agent.read(&driver, &ask(ToolChoice::Auto), wrong, FinishReason::Stop));
-        assert!(told.ends_with("it must be \"call_tool\""), "{told}");
+        let outcome =
+            summary_of(&agent.read(&driver, &ask(ToolChoice::Auto), wrong, FinishReason::Stop));
+        assert!(outcome.ends_with("it must be \"call_tool\""), "{outcome}");
     }
-    let last = agent.told(&REACT, &ask(ToolChoice::None));
+    let last = agent.prompt(&REACT, &ask(ToolChoice::None));
     assert!(last.system().contains("final_answer"), "at a limit: {}", last.system());
 }
 
@@ -377,8 +380,8 @@ fn the_conversation_reads_as_decisions_and_observations() {
     agent.conversation.push_turn(silent, Vec::new()).unwrap();
     agent.conversation.push_user("Say something.");
     agent.conversation.push_turn(native, vec![result]).unwrap();
-    let told = agent.told(&REACT, &agent.ask(ToolChoice::Auto));
-    let told: Vec<String> = told
+    let prompt = agent.prompt(&REACT, &agent.ask(ToolChoice::Auto));
+    let prompt: Vec<String> = prompt
         .turns()
         .iter()
         .map(|turn| match turn {
@@ -394,7 +397,7 @@ fn the_conversation_reads_as_decisions_and_observations() {
             .to_owned(),
         "user: Observation: notes.txt".to_owned(),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(prompt, expected);
 }
 
 proptest! {

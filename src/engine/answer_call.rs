@@ -6,7 +6,7 @@
 use crate::agents::definition::ReactSection;
 use crate::run::Sampling;
 
-/// Who writes the final answer alone, and how.
+/// The models and options of the call that only writes the final answer.
 #[derive(Debug)]
 pub struct AnswerCall {
     /// The model that the definition names for it, if it does, then those of the run.
@@ -17,7 +17,7 @@ pub struct AnswerCall {
 }
 
 impl AnswerCall {
-    /// How the final answer is written alone, where the definition says something of it.
+    /// The call that writes the final answer, if the definition gives it a model or options of its own.
     pub(super) fn of(react: &ReactSection, models: &[String], sampling: &Sampling) -> Option<Self> {
         let ReactSection { final_model, final_sampling, .. } = react;
         if !react.final_via_inference || (final_model.is_none() && final_sampling.is_none()) {

@@ -1,10 +1,8 @@
-//! A run's way to the budget that it shares with the run that started it, and with those that it
-//! starts.
+//! The budget that a run shares with its parent and its child runs.
 //!
-//! What a call may take is reserved before the call is made, and settled afterwards by stating the
-//! run's totals. How much that is, and what a refusal means, is decided in [`super::run`] and
-//! [`super::state`]; where budgets are kept is the runtime's business. A run that starts no other
-//! and was started by none has none of this.
+//! What a call may take is reserved before the call, and settled afterwards by stating the run's totals.
+//! [`super::run`] and [`super::state`] decide how much that is, and what a refusal means; the runtime stores
+//! budgets. A run without a parent and without children has no shared budget.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,21 +13,20 @@ use super::journal::AppendFailed;
 use crate::run::{Amounts, Descendants, Reserved};
 use crate::tools::requests::SharedReserve;
 
-/// The budget of a tree of runs, as one of them sees it.
+/// The budget of a tree of runs, for one run of the tree.
 #[async_trait]
 pub trait TreeBudget: Send + Sync {
-    /// Reserves so much.
+    /// Reserves these amounts, if they are left.
     async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed>;
 
-    /// States what the run has spent in all, which gives back what it has reserved, and whether it
-    /// spends no more.
+    /// States what the run has spent in total, which releases its reservations, and whether it has ended.
     async fn settle(&self, spent: Amounts, ended: bool) -> Result<(), AppendFailed>;
 
-    /// What the runs have taken that the run started, and those that they started.
+    /// What all descendants of the run have consumed.
     async fn descendants(&self) -> Result<Descendants, AppendFailed>;
 }
 
-/// The budget that a run shares with others, as soon as there are others.
+/// The budget that a run shares with other runs. It is closed until there is another run.
 pub struct SharedBudget {
     is_open: Arc<AtomicBool>,
     tree: Arc<dyn TreeBudget>,
@@ -40,22 +37,22 @@ impl SharedBudget {
         Self { is_open, tree: Arc::new(tree) }
     }
 
-    /// Whether the run shares it with another one by now.
+    /// Whether the run shares it with another run by now.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Acquire)
     }
 
-    /// Notes that the run shares it with another one from now on.
+    /// Notes that the run shares it with another run from now on.
     pub fn open(&self) {
         self.is_open.store(true, Ordering::Release);
     }
 
-    /// Reserves so much.
+    /// Reserves these amounts, if they are left.
     pub(super) async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed> {
         self.tree.reserve(wanted).await
     }
 
-    /// A way to reserve one request to the network, for what is under way.
+    /// Reserves network requests one by one, for a call in progress.
     pub(super) fn requests(&self) -> SharedReserve {
         let (is_open, tree) = (Arc::clone(&self.is_open), Arc::clone(&self.tree));
         Arc::new(move || {
@@ -68,12 +65,12 @@ impl SharedBudget {
         })
     }
 
-    /// What the runs have taken that the run started, and those that they started.
+    /// What all descendants of the run have consumed.
     pub(super) async fn descendants(&self) -> Result<Descendants, AppendFailed> {
         self.tree.descendants().await
     }
 
-    /// States what the run has spent in all, which gives back what it has reserved.
+    /// States what the run has spent in total, which releases its reservations.
     pub(super) async fn settle(&self, spent: Amounts, ended: bool) -> Result<(), AppendFailed> {
         self.tree.settle(spent, ended).await
     }

@@ -1,7 +1,7 @@
-//! The tools that a caller brings along and executes itself.
+//! The tools that a caller brings with its request and executes itself.
 //!
-//! Pure, like the plan that they are part of. They are offered like others, and their calls judged;
-//! what is done then is the caller's.
+//! They are offered to the model, and their calls are judged, like those of other tools; only the execution
+//! is left to the caller. This file has no I/O.
 
 use crate::message::tool_schema::ToolSchema;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::providers::ToolOffer;
 use crate::run::ClientTool;
 use crate::tools::arguments::{self, arguments_of};
 
-/// Tools that one request may bring along.
+/// Tools of one request.
 const MOST: usize = 128;
 /// Bytes of their schemas together, as JSON.
 const MAX_SCHEMAS: usize = 64 * 1024;
@@ -32,7 +32,7 @@ struct Compiled {
 }
 
 impl ClientTools {
-    /// Compiles tools. `taken` are names that mean something else already.
+    /// Compiles tools. `taken` are the names of other tools.
     ///
     /// # Errors
     /// What is wrong, with a pointer into the request.
@@ -83,6 +83,11 @@ impl ClientTools {
         self.0.keys().map(String::as_str)
     }
 
+    /// What the arguments of that tool must match, if it is one of these.
+    pub fn schema(&self, tool: &str) -> Option<&Schema> {
+        self.0.get(tool).map(|compiled| compiled.arguments.as_ref())
+    }
+
     /// What is wrong with arguments, with JSON pointers into them; nothing where the tool is none
     /// of these.
     pub fn errors(&self, tool: &str, arguments: &Value) -> Option<Vec<ValidationError>> {
@@ -102,7 +107,7 @@ impl ClientTools {
     }
 }
 
-/// Checks what the schemas of all tools of a request ask for.
+/// Checks the limits of the schemas of all tools together.
 fn check_together(wanted: &[ClientTool]) -> Result<(), ValidationError> {
     let bytes: usize = wanted.iter().map(|tool| tool.input_schema.to_string().len()).sum();
     if bytes > MAX_SCHEMAS {
@@ -148,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_offered_is_refused_where_it_stands() {
+    fn invalid_tools_are_refused_with_a_pointer() {
         let object = || json!({"type": "object"});
         let table = [
             (vec![tool("", object())], "/client_tools/0/name"),

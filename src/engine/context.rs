@@ -1,11 +1,11 @@
-//! Making a conversation fit a context window: what is taken from it, and what that gained.
+//! Compaction: makes a conversation fit a context window.
 //!
-//! First the oldest tool results give way to a note of their size. Where that is not enough, the
-//! oldest turns give way to a summary, which a model writes from a plain-text record of them,
-//! without tools. System prompt, the run's first message and last turns stay, and a turn goes only
-//! as a whole, with its calls, its results and what only its provider can read. Only where a provider
-//! refused the call, and next to nothing else can be taken, large results of the last turns give way
-//! too. Pure; when this is due is decided in `state`, the model is called by the shell.
+//! First, the oldest tool results are replaced by a note of their size. If that is not enough, the oldest
+//! turns are replaced by a summary, which a model writes from a plain-text record of them, without tools.
+//! The system prompt, the run's first message and the last turns stay. A turn is only removed as a whole,
+//! with its calls, its results and its opaque blocks. Large results of the last turns are replaced only if
+//! a provider refused the call and almost nothing else can be removed. This file has no I/O: `state`
+//! decides when a compaction is due, the shell calls the model.
 
 use std::fmt::Write as _;
 
@@ -16,8 +16,7 @@ use crate::event::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 use crate::message::{Conversation, ToolResult, Turn};
 use crate::providers::estimate;
 
-/// Smaller results are not cleared, in bytes: little is gained, and a note must not be cleared
-/// again.
+/// Smaller results are not cleared, in bytes: little would be gained, and a note would be cleared again.
 const WORTH_CLEARING: usize = 64;
 
 /// Results of the last turns that are smaller are not cleared, in bytes.
@@ -26,20 +25,20 @@ const LARGE: usize = 1024;
 /// A summary with fewer bytes of text says nothing.
 const SHORTEST_SUMMARY: usize = 64;
 
-/// A summary is worth its call if the turns that it replaces are at least one part in so many.
+/// A summary is worth a model call if it replaces at least 1/32 of the bytes that the next model call reads.
 const LEAST_SUMMARISED: usize = 32;
-/// Less than one part in so many is next to nothing.
-const LEAST_TAKEN: usize = 8;
+/// Large results of the last turns are cleared only if less than 1/8 of the bytes is removed without them.
+const LEAST_REMOVED: usize = 8;
 
-/// Tokens of a summary.
+/// The least and the greatest limit of a summary, in tokens.
 const SHORTEST_CAP: u64 = 256;
 const LONGEST_CAP: u64 = 4096;
 
-/// Bytes of a message or result that a record shows at least.
+/// A record shows at least so many bytes of each message and result.
 const LEAST_EXCERPT: usize = 200;
 
 /// The tokens above which a window counts as nearly full: 80 %.
-pub fn full(window: u64) -> u64 {
+pub fn nearly_full(window: u64) -> u64 {
     window - window / 5
 }
 
@@ -53,25 +52,25 @@ pub struct Load {
 }
 
 impl Load {
-    /// The tokens that are left without so many bytes; every byte weighs the same.
+    /// The tokens that remain if these bytes are removed, assuming equal tokens per byte.
     fn without(self, bytes: usize) -> u64 {
         let (left, all) = (self.bytes.saturating_sub(bytes) as u128, self.bytes.max(1) as u128);
         u64::try_from(u128::from(self.tokens) * left / all).unwrap_or(u64::MAX)
     }
 
-    /// The bytes that make so many tokens.
+    /// The bytes of this number of tokens.
     pub fn bytes_of(self, tokens: u64) -> usize {
         let bytes = u128::from(tokens) * self.bytes as u128 / u128::from(self.tokens.max(1));
         usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 }
 
-/// What is to be taken from a conversation.
+/// What to remove from a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compaction {
     /// Why.
     pub cause: CompactionCause,
-    /// Calls whose results are cleared, the oldest first; then those of the last turns.
+    /// Calls whose results are cleared: the oldest first, those of the last turns at the end.
     pub cleared: Vec<Uuid>,
     /// How many of the replaceable turns are summarised, the oldest; 0 where no model is needed.
     pub summarised: usize,
@@ -81,22 +80,22 @@ pub struct Compaction {
     /// The models that read it, each as `provider/model`.
     readers: Vec<String>,
     load: Load,
-    /// Tokens to come down to.
+    /// The goal, in tokens.
     goal: u64,
 }
 
-/// What a model wrote to stand for the oldest turns.
+/// The summary of the oldest turns, as the model wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenSummary {
     /// Its text.
     pub text: String,
-    /// What that took.
+    /// The model call that wrote it.
     pub call: SummaryCall,
 }
 
-/// Chooses what to take away; nothing where there is nothing to take. A window that is nearly full
-/// is emptied to a half. A call that was refused is halved: its real size is not known, and it is
-/// repeated only once. Where no summary may be asked for, results alone are taken.
+/// Chooses what to remove; `None` if nothing can be removed. A window that is nearly full is emptied to a
+/// half. A refused call is halved, because its real size is unknown and it is repeated only once. If no
+/// summary may be requested, only results are removed.
 pub fn plan(
     conversation: &Conversation,
     load: Load,
@@ -107,7 +106,7 @@ pub fn plan(
 ) -> Option<Compaction> {
     let most = window.unwrap_or(load.tokens);
     let (enough, goal) = match cause {
-        CompactionCause::WindowNearlyFull => (full(most), most / 2),
+        CompactionCause::WindowNearlyFull => (nearly_full(most), most / 2),
         CompactionCause::ProviderRefused => (most.min(load.tokens) / 2, most.min(load.tokens) / 2),
     };
     let mut cleared = oldest_results(conversation, load, goal);
@@ -125,7 +124,7 @@ pub fn plan(
     }
     if cause == CompactionCause::ProviderRefused {
         let freed = freed + oldest_bytes(&smaller, summarised, readers);
-        if load.without(freed) > enough && freed.saturating_mul(LEAST_TAKEN) < load.bytes {
+        if load.without(freed) > enough && freed.saturating_mul(LEAST_REMOVED) < load.bytes {
             cleared.extend(largest_results(conversation, load, freed, goal));
         }
     }
@@ -148,8 +147,8 @@ fn oldest_results(conversation: &Conversation, load: Load, goal: u64) -> Vec<Uui
     needed.map(|result| result.call_id).collect()
 }
 
-/// The large results of the last turns, from the largest, until the goal is reached, where so many
-/// bytes are freed already.
+/// The large results of the last turns, from the largest, until the goal is reached; `freed` bytes are
+/// removed already.
 fn largest_results(
     conversation: &Conversation,
     load: Load,
@@ -167,8 +166,7 @@ fn largest_results(
     needed.map(|result| result.call_id).collect()
 }
 
-/// Whether a summary of turns of so many bytes can be shorter than they are by an amount that
-/// matters.
+/// Whether a summary of turns of this size can be noticeably shorter than they are.
 fn is_worth_a_summary(replaced: usize, load: Load) -> bool {
     replaced > phrases::summary("").len() + SHORTEST_SUMMARY
         && replaced.saturating_mul(LEAST_SUMMARISED) >= load.bytes
@@ -179,8 +177,8 @@ fn oldest_bytes(conversation: &Conversation, turns: usize, readers: &[String]) -
     oldest.map(|turn| estimate::turn_bytes(turn, readers)).sum()
 }
 
-/// How many of the replaceable turns are summarised: all but the last ones, as many of those as
-/// have room. An answer stays together with what was said to it: one without room takes that along.
+/// How many of the replaceable turns are summarised: all except the last ones, of which as many stay as fit.
+/// An answer and the reply to it are kept or summarised together.
 fn oldest_turns(conversation: &Conversation, room: usize, readers: &[String]) -> usize {
     let bytes = |turn: &Turn| estimate::turn_bytes(turn, readers);
     let (middle, mut last) =
@@ -218,18 +216,18 @@ impl Compaction {
         request
     }
 
-    /// Tokens that the summary may have.
+    /// The limit of the summary, in tokens.
     pub fn summary_cap(&self) -> u32 {
         u32::try_from((self.goal / 4).clamp(SHORTEST_CAP, LONGEST_CAP)).unwrap_or(u32::MAX)
     }
 
-    /// What came of it, in this attempt and iteration. A summary that is empty or no smaller than
-    /// what it replaces is not used.
-    pub fn settled(
+    /// The event of the finished compaction. A summary that is empty, or not smaller than what it replaces,
+    /// is not used.
+    pub fn into_event(
         self,
         conversation: &Conversation,
         (attempt, iteration): (u32, u32),
-        written: Option<Written>,
+        written: Option<WrittenSummary>,
     ) -> ContextCompacted {
         let (text, call) =
             written.map_or((String::new(), None), |written| (written.text, Some(written.call)));

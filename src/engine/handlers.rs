@@ -1,9 +1,8 @@
-//! Endpoints that an operator wrote: validators and reflections of outputs.
+//! HTTP endpoints of the operator: validators and reflections of outputs.
 //!
-//! They get `{output, inputs, run_id}` and are trusted as far as their answer goes, not with the
-//! service's time or memory: no redirect is followed, nothing comes from the environment, an answer
-//! has a deadline and a size. A validator that may answer in a moment is asked again. Addresses and
-//! causes of what goes wrong go to the log only.
+//! They get `{output, inputs, run_id}`. Their answers are trusted, but bounded in time and size. Redirects
+//! are not followed, and proxy settings of the environment are ignored. A validator that failed temporarily
+//! is asked again. Addresses and causes of errors are logged, and not shown to clients or models.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -20,26 +19,26 @@ use crate::event::ValidationError;
 use crate::tls;
 
 /// How long a connection may take to be established.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of an answer, decompressed.
 const MAX_ANSWER: usize = 1024 * 1024;
 /// How often a validator is asked about one output, and the first pause between, which doubles.
 const TRIES: u32 = 3;
 const PAUSE: Duration = Duration::from_millis(250);
-/// Errors of one validation.
+/// Errors kept of one validation.
 const MAX_ERRORS: usize = 20;
 /// Bytes of one error's pointer and message.
 const MAX_MESSAGE: usize = 400;
 
-/// The way to all of them; connections are kept and shared.
+/// The HTTP client of all endpoints; connections are pooled.
 #[derive(Debug, Default)]
 pub struct Handlers {
-    /// Made when it is needed first: to read the machine's certificates takes a while. Absent where
-    /// the machine cannot make connections; then every call fails.
+    /// Made at the first use, because reading the machine's certificates takes a while. `None` inside if it
+    /// could not be set up; then every call fails.
     client: OnceLock<Option<Client>>,
 }
 
-/// Why an endpoint gave no answer that can be used.
+/// Why an endpoint gave no usable answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum HandlerError {
     #[error("could not be reached")]
@@ -57,7 +56,7 @@ enum HandlerError {
 }
 
 impl HandlerError {
-    /// Whether the same request may be answered a moment later.
+    /// Whether a retry may succeed.
     fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable | Self::Late(_) | Self::Broken => true,
@@ -67,7 +66,7 @@ impl HandlerError {
     }
 }
 
-/// What a validator says.
+/// The answer of a validator.
 #[derive(Debug, Deserialize)]
 struct Judgement {
     valid: bool,
@@ -75,7 +74,7 @@ struct Judgement {
     errors: Option<Vec<Complaint>>,
 }
 
-/// One thing that a validator has against an output.
+/// One error that a validator reports.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Complaint {
@@ -87,7 +86,7 @@ enum Complaint {
     },
 }
 
-/// What a reflection says, where it says it in JSON.
+/// The answer of a reflection in JSON.
 #[derive(Debug, Deserialize)]
 struct Shown {
     content: String,
@@ -99,7 +98,7 @@ fn client() -> Result<Client, Box<dyn std::error::Error>> {
         .redirect(redirect::Policy::none())
         .retry(retry::never())
         .referer(false)
-        .connect_timeout(CONNECT)
+        .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .gzip(true);
     Ok(client.build()?)
@@ -111,7 +110,7 @@ impl Handlers {
         self.client.get_or_init(|| client().map_err(failed).ok()).as_ref()
     }
 
-    /// What a validator has against an output.
+    /// The errors that a validator reports for an output.
     ///
     /// # Errors
     /// It gave no usable answer in several tries; why, in words.
@@ -211,7 +210,7 @@ impl Handlers {
     }
 }
 
-/// The body, as far as it may go.
+/// The body, up to the size limit.
 async fn read(mut response: Response, url: &str, run_id: Uuid) -> Result<Vec<u8>, HandlerError> {
     let mut body = Vec::new();
     loop {

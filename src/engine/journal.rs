@@ -1,7 +1,7 @@
-//! The loop's way to the journal: hand over now, wait for durability later.
+//! The journal of a run, as the loop sees it: append now, wait for durability later.
 //!
-//! It keeps the order of hand-overs and knows which are not durable yet. Where entries go is the
-//! runtime's business; when they must be durable is [`super::run`]'s.
+//! It keeps the order of entries and knows which are not durable yet. The runtime stores them;
+//! [`super::run`] decides when they must be durable.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use crate::event::{AuditRecord, Event};
 use crate::run::{RunStatus, Totals};
 
-/// What is handed over together and becomes durable together.
+/// Events that are appended and become durable together.
 #[derive(Debug)]
 pub struct Entry {
     /// Consecutive events, at least one.
@@ -19,7 +19,7 @@ pub struct Entry {
     pub audit: Vec<AuditRecord>,
     /// The totals after the last event.
     pub totals: Totals,
-    /// The status in which the run is given back with these events, where it is.
+    /// The status in which the run is parked and given back with these events, if it is.
     pub park: Option<RunStatus>,
 }
 
@@ -46,9 +46,9 @@ pub enum AppendFailed {
 /// Resolves when an entry is durable.
 pub type Ack = BoxFuture<'static, Result<(), AppendFailed>>;
 
-/// Where the entries of one run go.
+/// Stores the entries of one run.
 pub trait Append: Send {
-    /// Hands an entry over, behind those before it; does not block.
+    /// Appends an entry; does not block.
     fn append(&mut self, entry: Entry) -> Ack;
 }
 
@@ -63,18 +63,18 @@ impl Journal {
         Self { appender: Box::new(appender), in_flight: VecDeque::new() }
     }
 
-    /// Hands an entry over without waiting.
+    /// Appends an entry without waiting for durability.
     pub fn append(&mut self, entry: Entry) {
         self.in_flight.push_back(self.appender.append(entry));
     }
 
-    /// Waits until everything handed over is durable.
+    /// Waits until all entries are durable.
     pub async fn settle(&mut self) -> Result<(), AppendFailed> {
-        self.settle_but(0).await
+        self.settle_all_but(0).await
     }
 
-    /// Waits until everything but the `newest` entries is durable.
-    pub async fn settle_but(&mut self, newest: usize) -> Result<(), AppendFailed> {
+    /// Waits until all entries except the `newest` ones are durable.
+    pub async fn settle_all_but(&mut self, newest: usize) -> Result<(), AppendFailed> {
         while self.in_flight.len() > newest {
             if let Some(ack) = self.in_flight.front_mut() {
                 ack.await?;

@@ -1,4 +1,4 @@
-//! From a model's text to an output object.
+//! Converts a model's text to an output object.
 
 use serde_json::{Map, Value};
 
@@ -14,10 +14,10 @@ pub fn from_text(text: &str) -> Value {
     }
 }
 
-/// The JSON object that a text holds, after stripping one code fence.
+/// Parses a text as a JSON object, after stripping one code fence.
 ///
 /// # Errors
-/// There is none, or it cannot be kept as it is: a sentence.
+/// A sentence: the text is not an object, or the object cannot be stored exactly.
 pub fn object_from_text(text: &str) -> Result<Value, String> {
     match json::read_exactly(strip_fence(text)) {
         Ok(object @ Value::Object(_)) => Ok(object),
@@ -28,7 +28,7 @@ pub fn object_from_text(text: &str) -> Result<Value, String> {
     }
 }
 
-/// Whether a text says nothing: white space and characters without width, in a code fence or not.
+/// Whether a text is blank: only white space and zero-width characters, in a code fence or not.
 pub fn is_blank(text: &str) -> bool {
     let shows_nothing = |c: char| {
         c.is_whitespace() || matches!(c, '\u{200b}'..='\u{200d}' | '\u{2060}' | '\u{feff}')

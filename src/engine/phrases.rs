@@ -1,4 +1,4 @@
-//! What the loop itself says to a model. Prompts of agents are made in `agents::prompt`.
+//! The messages of the loop to a model. Prompts of agents are made in `agents::prompt`.
 
 use std::fmt::Write as _;
 
@@ -13,22 +13,22 @@ pub const CONFIRM: &str = "Before this is accepted as your final answer: check t
 pub const CONTINUE: &str = "Your answer was cut off by the output limit. Continue exactly where it stopped, without repeating \
      what you already wrote.";
 
-/// Asks for an answer after one that holds nothing.
+/// Asks for an answer after a blank one.
 pub const BLANK: &str = "Your last response was empty. Go on with the task, and answer it in full.";
 
-/// What is wrong with an answer that holds nothing.
+/// The error of a blank answer.
 pub const NO_ANSWER: &str = "the answer is empty";
 
 /// The result of an output call that was accepted.
 pub const OUTPUT_ACCEPTED: &str = "The output was accepted.";
 
-/// The result of an output call that another one replaced.
+/// The result of an output call that a later one replaced.
 pub const OUTPUT_SUPERSEDED: &str = "Not validated: a later call proposed another output.";
 
-/// The result of a call that a run's end left open.
+/// The result of a call that was open when the run ended.
 pub const RUN_ENDED: &str = "Error: not executed, the run ended first.";
 
-/// The result of a call in a response that was cut off.
+/// The result of a call in a truncated response.
 pub const CUT_OFF: &str = "Error: the response was cut off by the output limit, so this call was not executed. Call again with \
      shorter arguments.";
 
@@ -41,14 +41,14 @@ pub fn handed_over(supervisor: &str, reason: Option<&str>) -> String {
     )
 }
 
-/// The result of one call too many.
+/// The result of a call beyond the limit per response.
 pub fn too_many_calls(limit: u32) -> String {
     format!(
         "Error: not executed, only {limit} tool calls are executed per response. Call again in the next response."
     )
 }
 
-/// The result of a call after one that was blocked.
+/// The result of a call after a blocked one.
 pub const AFTER_A_BLOCK: &str =
     "Error: not executed, an earlier call of this response was blocked.";
 
@@ -56,7 +56,7 @@ pub const AFTER_A_BLOCK: &str =
 pub const ANSWER_NOW: &str = "A limit of this run was reached: no more tools can be called. Answer now, as completely as what \
      you know allows, and say what is missing.";
 
-/// What is added to a result that the same call has brought before.
+/// The note on a result that equals those of the same call before.
 pub fn stuck(times: u32) -> String {
     format!(
         "Note: this is the same call with the same result for the {} time in a row. Repeating it brings nothing \
@@ -76,7 +76,7 @@ fn ordinal(number: u32) -> String {
     format!("{number}{ending}")
 }
 
-/// What is wrong with an output, one line an error.
+/// The errors of an output, one per line.
 pub fn errors(errors: &[ValidationError]) -> String {
     let mut text = String::from("Error: the output is not valid.");
     for error in errors {
@@ -103,7 +103,7 @@ fn then_submit(submit_tool: Option<&str>) -> String {
     submit_tool.map(|submit| format!(", then call `{submit}`")).unwrap_or_default()
 }
 
-/// The same where outputs are proposed by decisions.
+/// The same for outputs that are proposed by decisions.
 pub fn another_final_answer(list: &[ValidationError]) -> String {
     format!(
         "{}\nCorrect every point and give a `final_answer` with the complete output again.",
@@ -111,7 +111,7 @@ pub fn another_final_answer(list: &[ValidationError]) -> String {
     )
 }
 
-/// The request for a decision after an answer that holds none.
+/// The request for a decision after an answer without one.
 pub fn decide_again(error: &str) -> String {
     format!(
         "Error: your message cannot be used as a decision: {error}\nWrite the decision again, in the form that was \
@@ -123,7 +123,7 @@ pub fn decide_again(error: &str) -> String {
 pub const WRITE_ANSWER: &str = "The work is done. Write the final answer itself now, in full: no decision, and nothing besides \
      the answer.";
 
-/// What is wrong with a written answer that has to be an object.
+/// The error of a written answer that is not an object.
 pub const NO_OBJECT: &str = "the answer is not a JSON object";
 
 /// The request to use the output tool after an answer in plain text, or in a decision.
@@ -144,7 +144,7 @@ pub fn call_a_tool(tool: Option<&str>) -> String {
     }
 }
 
-/// What is wrong with an answer that had to call a tool.
+/// The error of an answer without a required call.
 pub fn no_call(tool: Option<&str>) -> String {
     match tool {
         Some(tool) => format!("answered without calling {tool}, which tool_choice demands"),
@@ -165,7 +165,7 @@ pub fn summarise(task: &str, record: &str) -> String {
     )
 }
 
-/// What stands in the conversation for the turns that were summarised.
+/// The message that replaces the summarised turns.
 pub fn summary(text: &str) -> String {
     format!(
         "[Summary of the conversation so far; the turns that it stands for were removed]\n\n{text}"

@@ -1,7 +1,7 @@
 //! What a run executes: a definition narrowed by a request.
 //!
-//! Pure, and a function of stored things only, so that recovery makes the same plan. Numbers can
-//! only shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
+//! A plan is a function of stored data only, without I/O, so that recovery makes the same plan. A request
+//! can only lower numbers and remove tools. [`Rules`] is the part that the state machine needs.
 
 mod contract;
 mod given;
@@ -24,7 +24,7 @@ use self::narrowing::{
     CapsOfTree, delegation_seconds, narrowed_budget, narrowed_limits, not_widened,
 };
 pub use self::rules::{Rules, Window};
-use self::tools::{check_tool_names, client_tools, degraded, tools_of_run, unknown_tools};
+use self::tools::{about_tools, check_tool_names, client_tools, degraded, tools_of_run};
 use super::answer_call::AnswerCall;
 use super::client_tools::ClientTools;
 use super::requirements::{self, Requirements};
@@ -44,38 +44,38 @@ use crate::tools::use_skill;
 pub struct Plan {
     /// The definition, compiled.
     pub agent: Arc<Agent>,
-    /// The model, as `provider/model`, then those that may take over.
+    /// The model, as `provider/model`, then its fallback models.
     pub models: Vec<String>,
-    /// How the models choose their words.
+    /// Sampling parameters of the models.
     pub sampling: Sampling,
-    /// The call that only writes the final answer, where it differs.
+    /// The call that only writes the final answer, if it has models or options of its own.
     pub answer: Option<AnswerCall>,
     /// Whether and how much the model thinks.
     pub thinking: Option<Thinking>,
-    /// Passed through.
+    /// Sent to the provider as it is.
     pub parallel_tool_calls: Option<bool>,
     /// What the model is offered at the start: the agent's tools, then the output tool.
     pub offers: Vec<ToolOffer>,
-    /// The run's other tools: those that the skills take away which are active from the start.
-    /// They are not offered, and the gate blocks their calls.
+    /// The run's other tools, which the skills that are active from the start remove. They are not offered,
+    /// and the gate blocks their calls.
     withheld: BTreeSet<String>,
-    /// The names of both on the wire.
+    /// The names of all tools in requests to the provider.
     pub names: WireNames,
     /// The rules of the loop.
     pub rules: Rules,
-    /// The skills that are active from the start; a run that goes on knows their bounds only.
+    /// The skills that are active from the start. A resumed run knows only their restrictions.
     pub active: Vec<ActiveSkill>,
-    /// Seconds that any tool call may take, where the request says so.
+    /// Seconds that any tool call may take, if the request limits them.
     pub longest_call_seconds: Option<u64>,
     /// Whether later runs may recall what happens in this one.
     pub is_observed: bool,
     /// The tools that the caller executes.
     pub client_tools: ClientTools,
-    /// What the caller should know.
+    /// Warnings for the caller.
     pub warnings: Vec<String>,
 }
 
-/// A setting that cannot work.
+/// A setting of the request that is invalid or cannot work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.message)]
 pub struct PlanError(pub ValidationError);
@@ -106,7 +106,7 @@ impl Plan {
             parallel_tool_calls == Some(true) && tool.may_be_concurrent() && !narrows_others
         });
         let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
-        let mut warnings = unknown_tools(wanted.unwrap_or_default(), executor);
+        let mut warnings = about_tools(wanted.unwrap_or_default(), executor);
         let client_tools = client_tools(overrides, executor, definition)?;
         let tools = tools_of_run(executor, overrides, definition, kind, &bounds);
         let (mut offers, withheld): (Vec<_>, Vec<_>) =
@@ -175,7 +175,7 @@ impl Plan {
         })
     }
 
-    /// Looks up what the models cost and how much they can read.
+    /// Adds the prices and context windows of the models.
     #[must_use]
     pub fn informed(mut self, router: &Router) -> Self {
         let has_cost = self.rules.budget.max_cost_usd.is_some();
@@ -198,8 +198,8 @@ impl Plan {
         self
     }
 
-    /// The models of a call, and how they choose their words; `writes_answer` where it is to write
-    /// the final answer alone.
+    /// The models of a call and their sampling parameters. `writes_answer`: the call only writes the final
+    /// answer.
     pub fn asked(&self, writes_answer: bool) -> (&[String], &Sampling) {
         match self.answer.as_ref().filter(|_| writes_answer) {
             Some(answer) => (&answer.models, &answer.sampling),
@@ -207,7 +207,7 @@ impl Plan {
         }
     }
 
-    /// Checks that the models can do what is demanded of them.
+    /// Checks that the models meet the requirements of the run.
     ///
     /// # Errors
     /// [`PlanError`] with a pointer into the request.
@@ -217,7 +217,7 @@ impl Plan {
             sampling: &self.sampling,
             thinking: self.thinking,
             tool_choice: &self.rules.tool_choice,
-            // Decisions are held to it by the driver, whatever the models can do.
+            // The driver enforces it on decisions, whatever the models support.
             strict_tool_choice: self.rules.strict_tool_choice && self.rules.react.is_none(),
             needs_price: requirements::needs_price(&self.rules.budget),
             // Decisions are asked for without any.
@@ -248,6 +248,21 @@ impl Plan {
         })
     }
 
+    /// Checks that each model has a price, as stop conditions of the ancestors require.
+    ///
+    /// # Errors
+    /// [`PlanError`] for a model without one.
+    pub fn check_prices(&self, router: &Router) -> Result<(), PlanError> {
+        let of_answer = self.answer.iter().flat_map(|answer| &answer.models);
+        let mut models = self.models.iter().chain(of_answer);
+        let has_none =
+            |model: &&String| router.resolve(model).is_ok_and(|route| route.price.is_none());
+        match models.find(has_none) {
+            Some(model) => Err(refused("/model", requirements::without_price(model))),
+            None => Ok(()),
+        }
+    }
+
     /// The opening of the conversation.
     ///
     /// # Errors
@@ -263,8 +278,8 @@ impl Plan {
         prompt::opening(&self.agent, inputs, &terms, background)
     }
 
-    /// Seconds that a call may take which leaves work to another agent: as long as the run, unless
-    /// the agent says for how long its calls may take.
+    /// Seconds that a call may take that delegates to another agent: the duration of the run, unless the
+    /// agent limits its calls.
     pub fn delegation_seconds(&self) -> u64 {
         delegation_seconds(&self.rules.limits, &self.rules.budget)
     }
@@ -279,18 +294,18 @@ impl Plan {
         }
     }
 
-    /// The names of the run's tools. Skills may take some of them away, whose calls are blocked.
+    /// The names of the run's tools. Skills may remove some of them; their calls are blocked.
     pub fn callable(&self) -> BTreeSet<String> {
         self.tools().map(str::to_owned).chain(self.withheld.iter().cloned()).collect()
     }
 
-    /// The tools that are offered at the start, but those that end an attempt.
+    /// The tools that are offered at the start, without those that end an attempt.
     pub fn tools(&self) -> impl Iterator<Item = &str> {
         let names = self.offers.iter().map(|offer| offer.name.as_str());
         names.filter(|name| !self.rules.contract.is_met_by(name))
     }
 
-    /// The schema of a single shot's answer, for providers that can be held to one.
+    /// The schema of a single shot's answer, for providers that can enforce one.
     pub fn single_shot_schema(&self) -> Option<&Value> {
         let output = self.agent.definition.output.as_ref().filter(|_| self.rules.single_shot)?;
         Some(&output.schema)

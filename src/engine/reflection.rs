@@ -1,7 +1,7 @@
-//! What a model is shown of an output that it proposed, before it submits it.
+//! Shows a model the output that it proposed, before it submits it.
 //!
-//! A template of the definition, or an endpoint of the operator. What cannot be shown is an error
-//! that the model reads; it may propose again.
+//! The reflection comes from a template of the definition, or from an endpoint of the operator. If it fails, the
+//! model reads the error and may propose again.
 
 use serde_json::Value;
 use uuid::Uuid;

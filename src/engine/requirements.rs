@@ -1,7 +1,7 @@
 //! Whether the models of an agent can do what it requires of them, before anything is started.
 //!
-//! Asked when a definition loads and when a request arrives; never of a run that has begun, which
-//! goes on with what there is. A demand that is a preference is not checked: it degrades.
+//! Checked when a definition loads and when a request arrives. A run that has begun is not checked again.
+//! Preferences are not checked either: a model that lacks them works without.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use crate::agents::definition::DriverKind;
 use crate::providers::router::Router;
 use crate::run::{Budget, Sampling, Thinking, ToolChoicePolicy};
 
-/// What is demanded of models.
+/// What a definition or a request requires of its models.
 #[derive(Debug, Clone, Copy)]
 pub struct Requirements<'a> {
-    /// The model, and those that may take over.
+    /// The model, then its fallback models.
     pub models: &'a [String],
     /// How they choose their words.
     pub sampling: &'a Sampling,
@@ -24,7 +24,7 @@ pub struct Requirements<'a> {
     pub tool_choice: &'a ToolChoicePolicy,
     /// Whether that must be enforced.
     pub strict_tool_choice: bool,
-    /// The setting that needs to know what they cost, if there is one.
+    /// The setting that requires prices, if any.
     pub needs_price: Option<&'static str>,
     /// How many tools they are offered, where that is known.
     pub tools: usize,
@@ -32,21 +32,21 @@ pub struct Requirements<'a> {
     pub writes_answer: bool,
 }
 
-/// A demand that cannot be met: the setting it is about, and the reason.
+/// A requirement that a model cannot meet.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {reason}")]
 pub struct Unsupported {
     /// `model`, `fallback_models`, `models`, `strict_tool_choice`, `max_cost_usd`, `stop_conditions`, `tools`
     /// or an option of `sampling`.
     pub setting: Cow<'static, str>,
-    /// Its entry that it is about, where it is a list of models.
+    /// The index of the model, if the setting is a list.
     pub index: Option<usize>,
-    /// A clause for a person.
+    /// The reason, as a clause.
     pub reason: String,
 }
 
 impl Unsupported {
-    /// The key of a definition that it is about.
+    /// The key in the definition.
     pub fn key(&self) -> String {
         let setting = &*self.setting;
         match (setting, self.index) {
@@ -97,7 +97,7 @@ pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), 
     })
 }
 
-/// The setting of a budget that needs to know what models cost, if there is one.
+/// The setting of a budget that requires prices of models, if any.
 pub fn needs_price(budget: &Budget) -> Option<&'static str> {
     let weighs_cost =
         || budget.stop_conditions.iter().any(|condition| condition.when.contains("cost_usd"));
@@ -105,6 +105,11 @@ pub fn needs_price(budget: &Budget) -> Option<&'static str> {
         Some(_) => Some("max_cost_usd"),
         None => weighs_cost().then_some("stop_conditions"),
     }
+}
+
+/// Why a model without a price cannot be used with a setting that requires prices.
+pub(super) fn without_price(model: &str) -> String {
+    format!("{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]")
 }
 
 /// Checks requirements.
@@ -160,9 +165,7 @@ pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsu
             return Err(Unsupported { setting, index: None, reason });
         }
         if let Some(setting) = requirements.needs_price.filter(|_| route.price.is_none()) {
-            let reason = format!(
-                "{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]"
-            );
+            let reason = without_price(model);
             return Err(Unsupported { setting: setting.into(), index: None, reason });
         }
     }

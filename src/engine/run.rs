@@ -1,14 +1,15 @@
 //! The thin shell around the state machine: performs one step, journals what happened, asks again.
 //!
-//! It decides only *when* things must be durable: a call's `tool_call.started`, and all before it,
-//! before the tool runs (unless it only reads), and everything before the end is published. A model call
-//! overlaps the commit of what came before it; its answer is used when all but the newest entry is
-//! durable, so that a crash repeats two model calls at the most.
+//! It decides only *when* events must be durable. `tool_call.started`, and all events before it, must be
+//! durable before the tool runs, unless the tool only reads. All events must be durable before the end is
+//! published. A model call overlaps the commit of earlier events; its answer is used when all entries except
+//! the newest one are durable, so that a crash repeats at most two model calls.
 
 mod asking;
 mod calls;
 mod compact;
 mod given;
+mod handing_over;
 pub mod large_answers;
 pub mod room;
 mod sharing;
@@ -24,9 +25,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use self::handing_over::Outgoing;
 use super::budget::SharedBudget;
 use super::handlers::Handlers;
-use super::journal::{AppendFailed, Entry, Journal};
+use super::journal::{AppendFailed, Journal};
 use super::plan::Plan;
 use super::reflection;
 use super::state::{FoldError, Proposal, State, Step};
@@ -44,16 +46,16 @@ use crate::tools::keeping::NotKept;
 use crate::tools::lease::{Lease, Standing};
 use crate::tools::results;
 
-/// Entries that need not be durable yet when a model's answer is used.
+/// Entries that may not be durable yet when a model's answer is used.
 const MAY_LAG: usize = 1;
 
-/// Who takes the pieces of one answer; dropping it passes on what is left.
+/// Receives the pieces of one answer; passes on the rest when it is dropped.
 pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
 
-/// Those who follow a run. What they get belongs behind the event of the given number, which
-/// may not be durable yet.
+/// The followers of a run. What they receive comes after the event with the given number, which may not be
+/// durable yet.
 pub trait Audience: Send + Sync {
-    /// Who takes the pieces of the next answer, where anybody follows the run or is expected to.
+    /// The receiver for the pieces of the next answer; `None` if the run has no followers and none are expected.
     fn pieces(&self, after: i64) -> Option<Pieces>;
 
     /// The listener for the progress of the next tool calls.
@@ -63,7 +65,7 @@ pub trait Audience: Send + Sync {
 /// The limits on how often the caller of a run may call tools.
 #[async_trait]
 pub trait Admission: Send + Sync {
-    /// Whether this tool may be called now; `per_minute` is what its own options say.
+    /// Whether this tool may be called now; `per_minute` is the limit in its options.
     async fn admit(
         &self,
         tool: &str,
@@ -74,27 +76,27 @@ pub trait Admission: Send + Sync {
 /// Whether a call may be made now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CallAdmission {
-    /// Why it may not.
+    /// Why not; `None` if it may.
     pub refused: Option<String>,
     /// State of the limit with the fewest calls left; `None` where there is no limit.
     pub rate: Option<CallRate>,
 }
 
-/// How others reach a run that is under way.
+/// The handle by which other tasks reach a run in progress.
 #[derive(Debug, Default)]
 pub struct RunControl {
     token: CancellationToken,
     reason: OnceLock<Option<String>>,
-    /// Whether its end is decided; cancelling has no effect then.
+    /// Whether its end is decided, so that cancelling has no effect.
     has_ended: Mutex<bool>,
     lost: CancellationToken,
-    /// Its state, while a call is executed that leaves work to another run.
+    /// Its state, during a call that delegates to another agent.
     delegating: Mutex<Option<Arc<State>>>,
 }
 
 impl RunControl {
-    /// Asks the run to end. The first reason counts. False where it has ended otherwise, though its end
-    /// may not be durable yet.
+    /// Requests cancellation. The first reason counts. False if the run has already ended, perhaps not yet
+    /// durably.
     pub fn cancel(&self, reason: Option<String>) -> bool {
         let has_ended = self.has_ended.lock();
         if !*has_ended {
@@ -104,14 +106,14 @@ impl RunControl {
         !*has_ended
     }
 
-    /// Ends the run, unless it is to be cancelled.
+    /// Marks the run as ended; false if cancellation was requested.
     fn end(&self) -> bool {
         let mut has_ended = self.has_ended.lock();
         *has_ended = !self.token.is_cancelled();
         *has_ended
     }
 
-    /// Whether the run may change something, with this replica's lease.
+    /// What tells tools whether the run may still change something under this replica's lease.
     pub fn standing(&self, lease: Arc<Lease>) -> Standing {
         Standing::new(lease, self.lost.clone())
     }
@@ -121,17 +123,17 @@ impl RunControl {
         self.lost.cancel();
     }
 
-    /// Whether the run was lost.
+    /// Whether this replica has lost the run.
     pub fn is_lost(&self) -> bool {
         self.lost.is_cancelled()
     }
 
-    /// Resolves when the run was lost.
+    /// Resolves when this replica has lost the run.
     pub async fn lost(&self) {
         self.lost.cancelled().await;
     }
 
-    /// The run's state, while a call is executed that leaves work to another run.
+    /// The run's state, during a call that delegates to another agent.
     pub fn delegating(&self) -> Option<Arc<State>> {
         self.delegating.lock().clone()
     }
@@ -140,7 +142,7 @@ impl RunControl {
         *self.delegating.lock() = state.map(Arc::new);
     }
 
-    /// Resolves when cancelling is asked for.
+    /// Resolves when cancellation is requested.
     pub async fn cancelled(&self) {
         self.token.cancelled().await;
     }
@@ -152,13 +154,13 @@ impl RunControl {
     }
 }
 
-/// Why a run stopped without an end; it goes on elsewhere or later.
+/// Why a run stopped without an end; it continues on another replica or later.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
     /// The journal did not take an entry.
     #[error(transparent)]
     Journal(#[from] AppendFailed),
-    /// This replica may not act any more, and what it was doing was stopped.
+    /// The lease of this replica expired, and the tool calls in progress were stopped.
     #[error("the lease of this replica ran out during a tool call")]
     LeaseOver,
     /// The object store or the database was unavailable for too long.
@@ -167,7 +169,7 @@ pub enum Stopped {
     /// The conversations in memory, this one included, would be too large.
     #[error("there is not enough memory for a conversation of this size")]
     NoRoom,
-    /// The state did not take an event: our own error.
+    /// An event did not fit the state: a fault of the service.
     #[error("the journal does not fit the state: {0}")]
     Fold(#[from] FoldError),
 }
@@ -186,7 +188,7 @@ impl From<NotKept> for Stopped {
 pub enum Driven {
     /// Its end is durable.
     Ended,
-    /// It waits, has no owner any more, and goes on wherever it is claimed.
+    /// It is parked, without an owner, until a replica claims it.
     Parked,
 }
 
@@ -198,40 +200,40 @@ pub struct Run {
     pub executor: Arc<Executor>,
     /// The context of its tools.
     pub scope: RunScope,
-    /// Who judges and shows its outputs.
+    /// The endpoints that validate and reflect its outputs.
     pub handlers: Arc<Handlers>,
     /// Its models.
     pub router: Arc<Router>,
-    /// How it talks to them.
+    /// The protocol by which they call tools.
     pub driver: Box<dyn Driver>,
     /// Its inputs.
     pub inputs: Arc<Value>,
     /// Its place in a trace.
     pub trace: TraceContext,
-    /// How others reach it.
+    /// Its handle for other tasks.
     pub control: Arc<RunControl>,
-    /// Whether this replica may act.
+    /// Whether this replica's lease is valid.
     pub lease: Arc<Lease>,
-    /// Whether its caller may make a call now.
+    /// The rate limits of its caller.
     pub admission: Box<dyn Admission>,
-    /// Who follows it.
+    /// Its followers.
     pub audience: Box<dyn Audience>,
     /// Whether another run delegated to it.
     pub is_child: bool,
-    /// The budget that it shares with other runs; `None` where there can be none.
+    /// The budget that it shares with other runs; `None` if there can be no other runs.
     pub shared: Option<SharedBudget>,
     /// Where it is recorded.
     pub journal: Journal,
     /// What happened so far.
     pub state: State,
-    /// Events that are applied and not handed over yet.
+    /// Events that are applied and not appended to the journal yet.
     pub outbox: Vec<Event>,
     /// Their audit records.
     pub audit: Vec<AuditRecord>,
     /// Memory for its conversation.
     pub room: room::Share,
-    /// The turn of a large answer, or of large results of calls, that is not used yet.
-    pub large_answer: Option<large_answers::Turn>,
+    /// Held while a large answer, or large results of calls, are not used yet.
+    pub large_answer: Option<large_answers::MemoryPermit>,
 }
 
 impl Run {
@@ -246,12 +248,12 @@ impl Run {
             }
             let step = self.state.next(clock::now());
             if self.state.begins_iteration(&step) {
-                self.make_room().await?; // a model call that was begun and not made would count twice
+                self.make_room().await?; // before the iteration counts: a resumption would count it again
             }
-            // A run that parks or ends writes the rest together with that.
+            // The last step of a run writes the remaining events itself.
             let is_last = matches!(step, Step::Suspend(_) | Step::Done);
             if self.large_answer.is_some() && !is_last && !matches!(step, Step::Record(_)) {
-                self.persist().await?;
+                self.persist_earlier().await?;
                 self.large_answer = None;
             }
             match step {
@@ -304,21 +306,29 @@ impl Run {
 
     fn note_lost(&mut self, what: &RunEvent) {
         let labels = self.state.labels();
-        self.audit.extend(self.state.settles(what).map(|call| results::lost(call, labels)));
+        self.audit.extend(
+            self.state.settles(what).map(|call| results::audit_of_unfinished_call(call, labels)),
+        );
     }
 
-    /// Takes the memory that the conversation needs by now.
+    /// Reserves the memory that the conversation needs now.
     async fn make_room(&mut self) -> Result<(), Stopped> {
         if self.room.resize(self.state.bytes()) {
             return Ok(());
         }
-        self.persist().await?;
+        self.persist_earlier().await?;
         Err(Stopped::NoRoom)
     }
 
-    /// Hands over what is recorded and waits until all of it is durable.
+    /// Appends what is recorded and waits until all of it is durable.
     pub async fn persist(&mut self) -> Result<(), Stopped> {
         self.hand_over();
+        Ok(self.journal.settle().await?)
+    }
+
+    /// The same, except for the start of an iteration whose model call is not made yet.
+    async fn persist_earlier(&mut self) -> Result<(), Stopped> {
+        self.hand_over_earlier();
         Ok(self.journal.settle().await?)
     }
 
@@ -359,7 +369,7 @@ impl Run {
                     self.revise(call);
                     self.label(call, self.yields_from_outside(&call.tool))?;
                 }
-                let warned = self.scanned(call); // a result that came from outside
+                let warned = self.scanned(call); // a client's result
                 warned.into_iter().try_for_each(|warned| self.record(warned))?;
                 self.note_lost(&event); // results of what was executed here are recorded one by one
             }
@@ -373,14 +383,16 @@ impl Run {
     }
 
     fn hand_over_as(&mut self, park: Option<RunStatus>) {
-        if !self.outbox.is_empty() {
-            let events = std::mem::take(&mut self.outbox);
-            let audit = std::mem::take(&mut self.audit);
-            self.journal.append(Entry { events, audit, totals: self.state.totals().clone(), park });
-        }
+        let mut outgoing = Outgoing::of(&mut self.journal, &mut self.outbox, &mut self.audit);
+        outgoing.hand_over(self.state.totals(), park);
     }
 
-    /// Gives the run back, with what it waits for.
+    fn hand_over_earlier(&mut self) {
+        let mut outgoing = Outgoing::of(&mut self.journal, &mut self.outbox, &mut self.audit);
+        outgoing.hand_over_earlier(self.state.totals());
+    }
+
+    /// Parks the run and gives it back.
     async fn park(&mut self, status: RunStatus) -> Result<(), Stopped> {
         self.settle().await?;
         self.hand_over_as(Some(status));
@@ -409,7 +421,7 @@ impl Run {
         Ok(self.record(RunEvent::OutputReflected { call_id, attempt, content, is_error })?)
     }
 
-    /// Looks at the stop conditions before the next iteration.
+    /// Evaluates the stop conditions before the next iteration.
     async fn evaluate_stop_conditions(&mut self) -> Result<(), Stopped> {
         let below = self.descendants().await?;
         let (now, agent) = (clock::now(), &self.plan.agent);
@@ -421,8 +433,7 @@ impl Run {
         Ok(self.record_all(events)?)
     }
 
-    /// Has a proposal judged; where the run is cancelled or out of time in the meantime, that is what
-    /// happens next.
+    /// Validates a proposal. If the run is cancelled or out of time in the meantime, the verdict is dropped.
     async fn check(&mut self, proposal: &Proposal) -> Result<(), Stopped> {
         if self
             .plan
@@ -454,6 +465,14 @@ impl Run {
 /// The monotonic instant of a wall-clock time.
 fn instant_of(at: DateTime<Utc>) -> Instant {
     Instant::now() + (at - clock::now()).to_std().unwrap_or_default()
+}
+
+/// Resolves when cancellation is requested, or the deadline is reached.
+async fn until_cancelled_or_due(control: &RunControl, deadline: Option<Instant>) {
+    tokio::select! {
+        () = control.cancelled() => {}
+        () = until(deadline) => {}
+    }
 }
 
 async fn until(deadline: Option<Instant>) {

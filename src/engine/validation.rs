@@ -1,9 +1,7 @@
-//! Whether a proposed output is accepted: its schema, then its rules, then the validator that the operator
-//! asks over HTTP.
+//! Checks a proposed output: by the schema, then by the rules, then by the operator's validator over HTTP.
 //!
-//! Each stage judges only what the ones before it accept, so that a rule need not fear a missing
-//! key and no validator is asked about malformed output. What a verdict means for the run is the state
-//! machine's.
+//! Each stage sees only what the earlier stages have accepted. So a rule can rely on required keys, and the
+//! validator gets no malformed output. The state machine decides what a verdict means for the run.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -13,7 +11,7 @@ use super::state::Proposal;
 use crate::agents::Agent;
 use crate::event::ValidationError;
 
-/// What is said of a proposal.
+/// The verdict on a proposal.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// What is wrong with it; nothing if it is accepted.

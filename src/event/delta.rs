@@ -1,7 +1,7 @@
 //! Pieces of an answer that a model is still writing.
 //!
-//! They are no events of the journal: followers of the run get them in between, without a number,
-//! and the event with the whole answer holds all of them.
+//! They are not events of the journal: followers receive them between events, without a number. The event with
+//! the whole answer contains all of them.
 
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -45,7 +45,7 @@ impl ModelDelta {
     /// The name in SSE.
     pub const TYPE_NAME: &'static str = "model.delta";
 
-    /// Whether a later piece goes on with the text of this one.
+    /// Whether a later piece continues the text of this one.
     pub fn is_continued_by(&self, later: &Self) -> bool {
         self.emptied() == later.emptied() && !later.names_tool()
     }
@@ -54,7 +54,7 @@ impl ModelDelta {
         matches!(self.piece, Piece::ToolCall { name: Some(_), .. })
     }
 
-    /// The same without its text, and without the name of a tool, which stands in the first piece.
+    /// The same without its text, and without the tool's name, which only the first piece has.
     #[must_use]
     pub fn emptied(&self) -> Self {
         let piece = match &self.piece {
@@ -68,7 +68,7 @@ impl ModelDelta {
         Self { piece, ..*self }
     }
 
-    /// What is written of it.
+    /// Its text.
     pub fn text_mut(&mut self) -> Option<&mut String> {
         match &mut self.piece {
             Piece::Text(text) | Piece::Thinking(text) => Some(text),
@@ -77,7 +77,7 @@ impl ModelDelta {
         }
     }
 
-    /// Whether it says nothing.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         match &self.piece {
             Piece::Text(text) | Piece::Thinking(text) => text.is_empty(),

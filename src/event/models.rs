@@ -1,5 +1,6 @@
 //! What a model answered, and what it failed to.
 
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -79,6 +80,14 @@ pub struct ModelRetried {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub usage: Option<Usage>,
+}
+
+impl ModelRetried {
+    /// When the next try is made, where this one failed then.
+    pub fn next_try(&self, failed_at: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let wait = TimeDelta::try_milliseconds(i64::try_from(self.wait_ms).ok()?)?;
+        failed_at.checked_add_signed(wait)
+    }
 }
 
 /// A model call that was cancelled or failed finally after a part of its answer had arrived.

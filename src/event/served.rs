@@ -1,10 +1,9 @@
 //! Events as they are served: to readers of a run, to webhooks and in lists.
 //!
-//! A fact has one name in the whole API. Where the journal has another one, it is given its name
-//! here, and nowhere else: `termination_reason`, and `total_tokens` and `cost_usd` of a usage. What a
-//! server wants to have back unread is left out.
-//! [`stored`] is the way back for those who read what is served. The API document describes this
-//! form; a test of the document holds one event of each type against it.
+//! A field has the same name in the whole API. Only here are fields of the journal renamed to it:
+//! `termination_reason`, and `total_tokens` and `cost_usd` of a usage. The opaque state of an MCP server is
+//! left out. [`stored`] is the inverse, for programs that read served events. The API document describes the
+//! served form; a test checks one event of each type against it.
 
 use serde_json::{Map, Value};
 
@@ -13,7 +12,7 @@ use crate::message::Usage;
 use crate::run::{TerminationReason, Usd};
 
 impl Event {
-    /// The event as JSON text for those outside.
+    /// The served event as JSON text.
     ///
     /// # Errors
     /// Where it cannot be written as JSON.
@@ -24,7 +23,7 @@ impl Event {
         serde_json::to_string(self)
     }
 
-    /// The event as JSON for those outside.
+    /// The served event as JSON.
     ///
     /// # Errors
     /// Where it cannot be written as JSON.
@@ -36,13 +35,13 @@ impl Event {
             | RunEvent::ModelRetried(ModelRetried { usage: Some(usage), .. })
             | RunEvent::ModelInterrupted(ModelInterrupted { usage, .. }) => name_usage(data, usage),
             RunEvent::ContextCompacted(compacted) => {
-                if let (Some(call), Some(told)) = (&compacted.call, data.get_mut("call")) {
-                    name_usage(told, &call.usage);
+                if let (Some(call), Some(fields)) = (&compacted.call, data.get_mut("call")) {
+                    name_usage(fields, &call.usage);
                 }
             }
             RunEvent::IterationStarted { limit, .. } => {
-                if let (Some(limit), Some(told)) = (limit, data.get_mut("limit")) {
-                    name_reason(told, limit.reason);
+                if let (Some(limit), Some(fields)) = (limit, data.get_mut("limit")) {
+                    name_reason(fields, limit.reason);
                 }
             }
             RunEvent::RunCompleted(ending)
@@ -50,7 +49,7 @@ impl Event {
             | RunEvent::RunCancelled(ending) => name_reason(data, ending.outcome.reason()),
             RunEvent::ToolCallAwaitingClient(_) => {
                 if let Some(Value::Object(input)) = data.get_mut("input") {
-                    input.shift_remove("request_state"); // between us and the server
+                    input.shift_remove("request_state"); // opaque state of the MCP server
                     input.shift_remove("requests_uncounted");
                 }
             }
@@ -87,7 +86,7 @@ impl Event {
 }
 
 impl RunEvent {
-    /// Whether a field of it has another name outside, or none.
+    /// Whether a field of it is renamed or left out.
     fn has_other_names(&self) -> bool {
         let (Self::ModelResponded(_)
         | Self::ModelRetried(ModelRetried { usage: Some(_), .. })
@@ -105,33 +104,33 @@ impl RunEvent {
     }
 }
 
-fn name_usage(told: &mut Value, usage: &Usage) {
-    let Some(Value::Object(told)) = told.get_mut("usage") else { return };
-    told.shift_remove("cost_micro_usd");
-    told.insert("total_tokens".to_owned(), usage.total_tokens().into());
-    told.insert(
+fn name_usage(fields: &mut Value, usage: &Usage) {
+    let Some(Value::Object(fields)) = fields.get_mut("usage") else { return };
+    fields.shift_remove("cost_micro_usd");
+    fields.insert("total_tokens".to_owned(), usage.total_tokens().into());
+    fields.insert(
         "cost_usd".to_owned(),
         usage.cost_micro_usd.map(|cost| Usd::from_micro(cost).dollars()).into(),
     );
 }
 
-fn name_reason(told: &mut Value, reason: TerminationReason) {
-    let Value::Object(told) = told else { return };
-    told.shift_remove("reason");
-    told.insert("termination_reason".to_owned(), reason.as_str().into());
+fn name_reason(fields: &mut Value, reason: TerminationReason) {
+    let Value::Object(fields) = fields else { return };
+    fields.shift_remove("reason");
+    fields.insert("termination_reason".to_owned(), reason.as_str().into());
 }
 
-/// An event that was served, as the journal has it.
+/// Converts a served event back to the form of the journal.
 pub fn stored(mut event: Value) -> Value {
     let Some(data) = event.get_mut("data") else { return event };
     for place in ["", "/limit"] {
-        if let Some(Value::Object(told)) = data.pointer_mut(place) {
-            rename(told, "termination_reason", "reason", |reason| reason);
+        if let Some(Value::Object(fields)) = data.pointer_mut(place) {
+            rename(fields, "termination_reason", "reason", |reason| reason);
         }
     }
     for place in ["/usage", "/call/usage"] {
-        if let Some(Value::Object(told)) = data.pointer_mut(place) {
-            rename(told, "cost_usd", "cost_micro_usd", |cost| {
+        if let Some(Value::Object(fields)) = data.pointer_mut(place) {
+            rename(fields, "cost_usd", "cost_micro_usd", |cost| {
                 serde_json::from_value::<Usd>(cost).ok().map(Usd::micro).into()
             });
         }
@@ -139,8 +138,13 @@ pub fn stored(mut event: Value) -> Value {
     event
 }
 
-fn rename(told: &mut Map<String, Value>, from: &str, to: &str, read: impl FnOnce(Value) -> Value) {
-    if let Some(value) = told.shift_remove(from) {
-        told.insert(to.to_owned(), read(value));
+fn rename(
+    fields: &mut Map<String, Value>,
+    from: &str,
+    to: &str,
+    read: impl FnOnce(Value) -> Value,
+) {
+    if let Some(value) = fields.shift_remove(from) {
+        fields.insert(to.to_owned(), read(value));
     }
 }

@@ -7,7 +7,7 @@ use crate::message::{CallTarget, Usage};
 use crate::run::Totals;
 
 impl Totals {
-    /// Adds one event. The same sum is kept live, after a crash and when rows are rebuilt.
+    /// Adds one event. The same sum is used during a run, after a crash and when rows are rebuilt.
     pub fn apply(&mut self, event: &RunEvent) {
         self.labels = event.labels_after(self.labels);
         if let Some((model, usage)) = event.took() {
@@ -82,8 +82,8 @@ impl Totals {
         }
     }
 
-    /// Counts what a call did to files: what a page downloads, and what programs change, is not known
-    /// when the call starts.
+    /// Counts the changes of files by a call that are not known at its start: downloads of pages, and changes by
+    /// programs.
     fn count_changes(&mut self, call: &ToolCallCompleted) {
         let (is_of_programs, omitted) = (call.sandbox.is_some(), call.changes_omitted);
         let consumed = &mut self.consumption;
@@ -99,7 +99,7 @@ impl Totals {
         consumed.files_of_programs = consumed.files_of_programs.saturating_add(of_programs);
     }
 
-    /// A warning is reported once, however often there is reason for it.
+    /// Adds warnings that are not reported yet.
     fn warn(&mut self, warnings: &[String]) {
         for warning in warnings {
             if !self.warnings.contains(warning) {
@@ -110,7 +110,7 @@ impl Totals {
 }
 
 impl RunEvent {
-    /// The model that was asked, as `provider/model`, and what that took.
+    /// The model that was asked, as `provider/model`, and the usage.
     pub fn took(&self) -> Option<(String, &Usage)> {
         let (provider, model, usage) = match self {
             Self::ModelResponded(ModelResponded { provider, model, usage, .. })

@@ -18,7 +18,7 @@ fn thread_name() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_over_is_polled_in_the_lane_and_ends_as_elsewhere() {
+async fn tasks_over_their_share_are_polled_in_the_lane() {
     let task = async {
         let before = thread_name();
         sleep(Duration::from_millis(1)).await;
@@ -32,7 +32,26 @@ async fn what_is_over_is_polled_in_the_lane_and_ends_as_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_wait_for_is_not_kept_in_the_lane() {
+async fn queries_over_their_share_take_a_place_in_the_lane() {
+    let query = || async { (thread_name(), Duration::from_millis(1)) };
+    let task = async move {
+        sleep(Duration::from_millis(1)).await;
+        let without_hold = charged(query()).await.unwrap();
+        let hold = Hold::new();
+        sleep(Duration::from_millis(1)).await;
+        let with_hold = charged(query()).await.unwrap();
+        drop(hold);
+        (without_hold, with_hold)
+    };
+    let (without_hold, with_hold) = Turns::new(over(), task).await;
+    assert_eq!(without_hold, "over-share");
+    assert_ne!(with_hold, "over-share", "others may wait for what it holds");
+    let panics = async { charged(async { panic!("bad") as ((), Duration) }).await };
+    assert!(Turns::new(over(), panics).await.unwrap_err().panic.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn holders_of_scarce_resources_leave_the_lane() {
     let task = async {
         let hold = Hold::new();
         sleep(Duration::from_millis(1)).await;

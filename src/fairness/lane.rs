@@ -1,8 +1,8 @@
-//! The threads that work for tenants that take more than their share.
+//! The threads for tenants that take more than their share.
 //!
-//! Each such tenant has a line of its own; they take turns, and of each only half as many pieces of
-//! work are done at the same time as there are processors. The threads have the priority of all
-//! others: what they start would inherit a lower one, and the runtime's threads are among that.
+//! Each such tenant has a queue of its own, and the queues are served round-robin. At most half as many jobs of a
+//! tenant run at the same time as there are processors. The threads have the normal priority: threads that they
+//! start, including those of the runtime, would inherit a lower one.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::shares::{self, Share};
 
-/// Threads a processor: those of one tenant may all wait for something.
+/// Threads per processor; more than one, because all jobs of one tenant may be blocked.
 const THREADS: usize = 4;
 
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -28,18 +28,18 @@ struct Lane {
 struct Lines {
     all: Mutex<VecDeque<Line>>,
     grew: Condvar,
-    /// Pieces of work of one tenant at the same time.
+    /// Jobs of one tenant that run at the same time.
     at_once: usize,
 }
 
-/// The work of one tenant.
+/// The queue of one tenant.
 struct Line {
     share: Arc<Share>,
     waiting: VecDeque<Job>,
     under_way: usize,
 }
 
-/// Adds a piece of work.
+/// Adds a job.
 pub(super) fn push(share: Arc<Share>, job: Job) {
     if LANE.has_threads {
         LANE.lines.push(share, job);
@@ -79,13 +79,13 @@ impl Lines {
     fn work(&self) {
         loop {
             let (share, job) = self.next();
-            // Its result is reported by itself; what is dropped behind it may panic, too.
+            // The job reports its result itself; dropping its values may panic, too.
             let _ = catch_unwind(AssertUnwindSafe(job));
             self.done(&share);
         }
     }
 
-    /// Waits for the next piece of work.
+    /// Waits for the next job.
     fn next(&self) -> (Arc<Share>, Job) {
         let mut lines = self.all.lock();
         loop {
@@ -105,7 +105,7 @@ impl Lines {
     }
 }
 
-/// The first piece of work of the first tenant that may have one more; it goes to the end.
+/// The first job of the first tenant below its limit; that tenant moves to the end.
 fn taken(lines: &mut VecDeque<Line>, at_once: usize) -> Option<(Arc<Share>, Job)> {
     let may = |line: &Line| line.under_way < at_once && !line.waiting.is_empty();
     let mut line = lines.remove(lines.iter().position(may)?)?;

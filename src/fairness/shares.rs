@@ -1,4 +1,4 @@
-//! What each tenant took of the processors lately, and who takes more than its share.
+//! The recent processor time of each tenant, and which tenants take more than their share.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,27 +9,27 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How far back counts: what was taken so long ago counts a third.
+/// The time constant of the decay: usage of this age counts about a third.
 const WINDOW: Duration = Duration::from_secs(1);
-/// How often shares are looked at.
+/// How often shares are computed.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The part of all processors beneath which there is enough for everybody.
+/// Below this part of all processors, there is enough for all tenants.
 const BUSY: f64 = 0.25;
 /// Seconds in a window from which a tenant counts as active, and beneath which it is forgotten.
 const ACTIVE: f64 = 0.001;
 const FORGOTTEN: f64 = 0.000_01;
-/// How much more than the average is more than a share.
-const MORE: f64 = 1.25;
+/// A tenant that takes more than the average times this factor exceeds its share.
+const EXCESS_FACTOR: f64 = 1.25;
 
 static SHARES: LazyLock<Shares> = LazyLock::new(Shares::new);
 
-/// What a tenant takes.
+/// The usage of one tenant.
 #[derive(Debug)]
 pub(super) struct Share {
-    /// Nanoseconds since the last look.
+    /// Nanoseconds used since the last computation.
     taken: AtomicU64,
     is_over: AtomicBool,
-    /// Places for what there are few of.
+    /// Permits for scarce resources, while the tenant takes more than its share.
     places: Arc<Semaphore>,
 }
 
@@ -42,10 +42,10 @@ impl Default for Share {
 
 struct Shares {
     tenants: Mutex<HashMap<String, Tenant>>,
-    /// How many there are.
+    /// The number of tenants.
     count: AtomicUsize,
     begun: Instant,
-    /// When the last look was, in nanoseconds from the beginning.
+    /// When shares were last computed, in nanoseconds since the start.
     last: AtomicU64,
     processors: f64,
 }
@@ -53,7 +53,7 @@ struct Shares {
 #[derive(Default)]
 struct Tenant {
     share: Arc<Share>,
-    /// Seconds that it took lately.
+    /// Seconds used recently, with decay.
     lately: f64,
 }
 
@@ -74,11 +74,9 @@ pub(super) fn are_several() -> bool {
 }
 
 impl Share {
-    /// Counts the time since then.
-    pub(super) fn charge(&self, since: Instant) {
-        let now = Instant::now();
-        self.taken.fetch_add(nanos(now - since), Ordering::Relaxed);
-        SHARES.look_if_due(now);
+    pub(super) fn charge(&self, took: Duration) {
+        self.taken.fetch_add(nanos(took), Ordering::Relaxed);
+        SHARES.look_if_due(Instant::now());
     }
 
     #[cfg(test)]
@@ -86,7 +84,7 @@ impl Share {
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for a place among the few that the tenant has.
+    /// Waits for one of the tenant's permits for scarce resources.
     pub(super) async fn place(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.places).acquire_owned().await.ok() // never closed
     }
@@ -132,13 +130,14 @@ fn look(tenants: &mut HashMap<String, Tenant>, since: Duration, processors: f64)
     tenants.retain(|_, it| it.lately > FORGOTTEN || Arc::strong_count(&it.share) > 1);
     let average = average(tenants.values().map(|tenant| tenant.lately), processors);
     for tenant in tenants.values() {
-        let most = average.map(|fair| if tenant.share.is_over() { fair } else { fair * MORE });
+        let most =
+            average.map(|fair| if tenant.share.is_over() { fair } else { fair * EXCESS_FACTOR });
         let is_over = most.is_some_and(|most| tenant.lately > most);
         tenant.share.is_over.store(is_over, Ordering::Relaxed);
     }
 }
 
-/// What an active tenant takes on average, where the processors are busy with several.
+/// The average usage of active tenants; `None` unless the processors are busy with several tenants.
 fn average(lately: impl Iterator<Item = f64>, processors: f64) -> Option<f64> {
     let (mut all, mut active) = (0.0, 0_u32);
     for taken in lately.filter(|taken| *taken > ACTIVE) {
@@ -149,7 +148,7 @@ fn average(lately: impl Iterator<Item = f64>, processors: f64) -> Option<f64> {
     (is_busy && active > 1).then(|| all / f64::from(active))
 }
 
-/// What one tenant may do at the same time that takes more than its share.
+/// The concurrency of a tenant that takes more than its share.
 pub(super) fn at_once() -> usize {
     (processors() / 2).max(1)
 }
@@ -166,7 +165,7 @@ fn nanos(time: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    /// Who is over, after each took so many seconds a second for a while.
+    /// Which tenants exceed their share, after each used this many seconds per second for a while.
     fn over(taken: &[f64]) -> Vec<bool> {
         let mut tenants: HashMap<String, Tenant> = HashMap::new();
         for _ in 0..100 {
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_much_more_than_the_average_of_busy_processors_is_over() {
+    fn tenants_far_above_the_average_of_busy_processors_are_over() {
         assert_eq!(over(&[1.5, 0.2]), [true, false]);
         assert_eq!(over(&[1.0, 0.9]), [false, false], "equals");
         assert_eq!(over(&[2.0]), [false], "alone");
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_over_stays_so_until_it_takes_no_more_than_the_average() {
+    fn tenants_stay_over_until_they_take_the_average() {
         let mut tenants: HashMap<String, Tenant> = HashMap::new();
         for (name, lately) in [("a", 1.5), ("b", 0.5)] {
             tenants.insert(name.to_owned(), Tenant { lately, ..Tenant::default() });

@@ -1,4 +1,4 @@
-//! By which rule of the definition a call is allowed to which none objects, for the audit log.
+//! Finds the entry of the definition that allows a call to which no rule objects, for the audit log.
 
 use super::ActionKind;
 use super::gate::{CompiledPolicy, Question};

@@ -1,12 +1,12 @@
 //! The command rule: which programs may run, with which arguments.
 //!
-//! A program needs a rule in `allow` or in `require_approval`; a rule in `deny` beats both, and one
-//! that asks beats one that allows. Without rules nothing runs but what the operator declared as a
-//! tool, of which only `deny` is asked. Programs that run others need a
-//! rule with an argument pattern, and are judged by what their arguments name, too: what denies or asks for a
-//! program there holds for them. Options that make a program write or run something need a rule that
-//! names them. Arguments are judged as they are executed, joined so that no argument can pass for
-//! two. What a program then reaches is the sandbox's concern.
+//! A program needs a rule in `allow` or in `require_approval`. A rule in `deny` beats both, and one in
+//! `require_approval` beats one in `allow`. Without rules only programs run that the operator declared
+//! as tools; for these only `deny` is checked. Programs that run others need a rule with an argument
+//! pattern. They are also judged by the programs that their arguments name: a rule that denies such a
+//! program, or asks about it, holds for them. Options that make a program write or run something need
+//! a rule that names them. Arguments are judged as they are executed, joined so that one argument
+//! cannot be read as two. What a program can reach is up to the sandbox.
 
 mod programs;
 
@@ -16,8 +16,8 @@ use crate::bounds::command_line::shown;
 use crate::bounds::pattern::{Author, Pattern};
 use crate::run::Effect;
 
-/// Words of one command that are looked at for one rule.
-const MOST_NAMED: usize = 16;
+/// Words of one command that are compared with one rule.
+const MAX_CANDIDATES: usize = 16;
 
 /// The compiled rules.
 #[derive(Debug, Clone, Default)]
@@ -52,8 +52,8 @@ impl CommandRules {
         })
     }
 
-    /// What running this does: the strictest of the rules that it matches. Without one it does
-    /// anything, and is not permitted.
+    /// The effect of running this command, by the strictest rule that it matches. Without a rule the
+    /// worst effect is assumed, and the command is not permitted.
     pub fn effect_of(&self, argv: &[String]) -> CommandEffect {
         let matching = self.require_approval.iter().chain(&self.allow).filter(|r| r.matches(argv));
         let runs_others = programs::runs_others(name_of(argv));
@@ -81,7 +81,7 @@ impl CommandRules {
 
     fn judge(&self, argv: &[String], declared: bool) -> Ruling {
         let name = name_of(argv);
-        let line = shown(&shortly(argv));
+        let line = shown(&abbreviated(argv));
         let blocked = |why: String| Ruling::Objection(Decision::Blocked, why);
         if self.are_none() && !declared {
             return blocked(format!("{line} may not run; no command may"));
@@ -136,7 +136,7 @@ impl CommandRules {
             }
         }
         match asks {
-            // What would have been denied would not have been asked about.
+            // An observed denial goes before an observed question.
             Some(asks) if asks.written.observes && matches!(passes, Ruling::Observed(..)) => passes,
             Some(rule) if rule.written.observes => Ruling::Observed(
                 Decision::Escalated,
@@ -163,7 +163,7 @@ impl CommandRules {
         }
     }
 
-    /// What may run, for a reason.
+    /// The rule as text, for the reason of a decision.
     fn text(&self) -> String {
         let rules: Vec<String> =
             self.allow.iter().chain(&self.require_approval).map(Rule::text).collect();
@@ -180,8 +180,8 @@ impl Rule {
         named && self.arguments.as_ref().is_none_or(|pattern| pattern.is_match(&shown(arguments)))
     }
 
-    /// Whether one of the words names its program, wherever that lies, and what follows are its
-    /// arguments. Where that is said too often to look at each, it is.
+    /// Whether one of the words names the rule's program, in any directory, and the words after it match
+    /// the rule's arguments. True if there are too many such words to check each.
     fn is_named_in(&self, words: &[String]) -> bool {
         let name = last_part(&self.written.command);
         let mut named = 0;
@@ -196,7 +196,7 @@ impl Rule {
             }
             named += 1;
             let pattern = self.arguments.as_ref();
-            named > MOST_NAMED || pattern.is_none_or(|it| it.is_match(&shown(arguments)))
+            named > MAX_CANDIDATES || pattern.is_none_or(|it| it.is_match(&shown(arguments)))
         })
     }
 
@@ -230,7 +230,8 @@ fn last_part(program: &str) -> &str {
     program.rsplit('/').next().unwrap_or_default()
 }
 
-/// The words in the arguments of a program that runs what they say. What it computes cannot be known.
+/// The words in the arguments of a program that runs other programs. Names that it computes cannot be
+/// known.
 fn words_for(name: &str, argv: &[String]) -> Vec<String> {
     let arguments = argv.get(1..).unwrap_or_default();
     if !programs::runs_others(name) && programs::telling_option(name, arguments).is_none() {
@@ -241,8 +242,8 @@ fn words_for(name: &str, argv: &[String]) -> Vec<String> {
     words.filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
-/// With the program's name alone, and not more than a reader wants to see.
-fn shortly(argv: &[String]) -> Vec<String> {
+/// The command for a message: the program without its directory, and only the first arguments.
+fn abbreviated(argv: &[String]) -> Vec<String> {
     let arguments = argv.iter().skip(1).take(10).cloned();
     std::iter::once(name_of(argv).to_owned())
         .chain(arguments)

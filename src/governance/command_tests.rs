@@ -130,7 +130,7 @@ fn rules_hold_for_what_a_program_is_told_to_run() {
         let told = judged(&rules, words);
         assert!(told.contains(expected), "{words:?}: {told}");
     }
-    let many = "mkdir ".repeat(MOST_NAMED + 1);
+    let many = "mkdir ".repeat(MAX_CANDIDATES + 1);
     let asks = super::CommandRules { require_approval: Vec::new(), ..rules.clone() };
     assert_eq!(judged(&asks, &["/bin/sh", "-c", &many]), "allowed");
     assert_eq!(judged(&rules, &["/bin/sh", "-c", &many]), "asked");

@@ -1,8 +1,8 @@
 //! The flow rule: what a run may do with what it has read.
 //!
-//! Rules of the definition over the run's labels and each action of the call. The strictest of those
-//! that are true counts; one that cannot be evaluated denies. Which labels a run has is known from
-//! its journal; what a tool yields is declared where tools are.
+//! Rules of the definition over the run's labels and each action of the call. The strictest rule whose
+//! condition is true decides; a rule that cannot be evaluated denies. The labels of a run come from
+//! its journal. Which labels a tool's results give to a run is declared with the tool.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -31,7 +31,7 @@ struct Rule {
     when: Expression,
     decision: Decision,
     observes: bool,
-    /// Whether `supervised` has it by default.
+    /// Whether it is a default rule of the autonomy `supervised`.
     is_default: bool,
 }
 
@@ -60,8 +60,8 @@ impl FlowRules {
     }
 }
 
-/// Why a rule would deny calls that it is not about: it asks for a key that no action has, is
-/// neither true nor false, or is too much to evaluate for any action.
+/// Why a rule cannot be evaluated for some action, so that it would deny calls that it is not about: it
+/// uses a key that actions do not have, its value is not a boolean, or its evaluation exceeds the limits.
 pub fn mistake_of_rule(when: &str) -> Option<ExpressionError> {
     let rule = Expression::compile(when, &VARIABLES).ok()?;
     let tool = Value::from("tool");
@@ -152,14 +152,15 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     })
 }
 
-/// Whether a rule asks about the call of one question, or denies it, and not that of another one.
+/// Whether a rule objects to the call of `now` (asks or denies) that does not object to that of
+/// `before`.
 pub(super) fn objects_newly(now: &Question<'_>, before: &Question<'_>) -> bool {
     let known = objecting(before);
     objecting(now).iter().any(|rule| !known.contains(rule))
 }
 
-/// The rules that ask about a call or deny it. The default that asks about what destroys does so of
-/// nothing that a supervised agent is not asked about anyway.
+/// The rules that ask about a call or deny it. The default rule about destructive actions is left out
+/// where `supervised` asks about the call anyway.
 fn objecting<'a>(question: &Question<'a>) -> BTreeSet<&'a str> {
     let policy = question.policy;
     let mut objecting = BTreeSet::new();
@@ -177,7 +178,7 @@ fn objecting<'a>(question: &Question<'a>) -> BTreeSet<&'a str> {
     objecting
 }
 
-/// Evaluates every rule for each action of a call, so long as that is wanted.
+/// Evaluates every rule for each action of a call until the visitor stops it.
 fn evaluate<'a, T>(
     question: &Question<'a>,
     mut found: impl FnMut(&'a Rule, Result<bool, ExpressionError>) -> ControlFlow<T>,
@@ -210,10 +211,10 @@ fn undecided(rule: &Rule, error: &ExpressionError) -> String {
     format!("{} ({error})", rule.when.source())
 }
 
-/// What becomes of the call, and what the rule says.
+/// The enforced decision, and the decision that the rule itself states.
 type Rank = (Decision, Decision);
 
-/// Whether nothing as strict was found before.
+/// Whether no decision as strict was found before.
 fn is_first<T>(strictest: Option<&(Rank, T, Option<String>)>, rank: Rank) -> bool {
     strictest.is_none_or(|(so_far, ..)| *so_far < rank)
 }

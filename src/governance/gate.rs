@@ -13,7 +13,7 @@ use super::allowance::{self, Allowance};
 use super::command::CommandRules;
 use super::flow::FlowRules;
 use super::network::NetworkRules;
-use super::path::{PathRules, Whole};
+use super::path::{PathRules, WholePaths};
 use super::tool_policy::ToolPolicies;
 use super::{
     Action, ActionKind, Decision, Policy, autonomy, command, flow, network, path, scope, skill,
@@ -37,7 +37,7 @@ const RULES: [(&str, Rule); 8] = [
     ("flow", flow::judge),
 ];
 
-/// Those that judge a file which a permitted call would make.
+/// The checks that judge a file which a permitted call would create.
 const OF_FILES: [&str; 2] = ["path", "flow"];
 
 /// Whether a check has this name.
@@ -58,8 +58,8 @@ pub(super) struct Question<'a> {
 /// A rule's judgement of a call.
 pub(super) enum Ruling {
     NoObjection,
-    /// With a clause that a person can decide on if it escalates, and that a model can act on if it
-    /// blocks. The gate puts the decision and the rule's name before it.
+    /// A decision with its reason: a clause on which a person can decide if the call escalates, and a
+    /// model can act if it is blocked. The gate puts the decision and the rule's name before it.
     Objection(Decision, String),
     /// The same, because of a pattern of the definition.
     Matched(Decision, String, String),
@@ -92,8 +92,8 @@ impl std::fmt::Debug for CompiledPolicy {
 }
 
 impl CompiledPolicy {
-    /// What becomes of an objection where the policy only observes. What the caller may do at all
-    /// is not the policy's to relax, and without a list of commands there is nothing to observe.
+    /// The enforced decision: a warning instead of an objection if the policy only observes. The
+    /// caller's scopes are enforced all the same, and so is a command without any list of commands.
     fn enforced(&self, rule: &str, decision: Decision, reason: String) -> (Decision, String) {
         let would = match decision {
             Decision::Blocked => "block this call",
@@ -119,7 +119,7 @@ pub struct PolicyError {
 }
 
 impl Objection {
-    /// The same, with a further sentence as its reason.
+    /// The same error with a further sentence in its message.
     #[must_use]
     pub fn with(mut self, more: Option<String>) -> Self {
         if let Some(more) = more {
@@ -161,7 +161,7 @@ pub enum Verdict {
         pattern: Option<String>,
         /// The warning, or the reason of the escalation and who approved.
         reason: Option<String>,
-        /// What allows the call, where no rule had anything to say to it and one names it.
+        /// The entry that allows the call, if no rule objected and a list names it.
         allowance: Option<Allowance>,
     },
     Stop(Objection),
@@ -196,7 +196,7 @@ pub struct Permit {
     labels: Labels,
 }
 
-/// What the rules say to something that follows from a permitted call: a request, a file.
+/// The decision on something that follows from a permitted call: a request or a file.
 #[derive(Debug)]
 pub struct LaterRuling {
     pub decision: Decision,
@@ -227,7 +227,7 @@ impl Permit {
         may
     }
 
-    /// Whether the call reads what is private: a path that it names, or one that it has found.
+    /// Whether the call reads private files: a path that it names, or one that it found.
     pub fn reads_private(&self) -> bool {
         let is_private = |action: &Action| match &action.what {
             ActionKind::Read { path } | ActionKind::Write { path } => {
@@ -243,25 +243,25 @@ impl Permit {
         self.paths.may_write(&self.directory, path)
     }
 
-    /// What may be read as a whole, which may have private files in it.
-    pub fn readable(&self) -> Whole {
+    /// Directories and files that may be read as a whole. There may be private files in them.
+    pub fn readable(&self) -> WholePaths {
         if self.paths.has_private() {
             self.has_shown_private.store(true, Ordering::Relaxed);
         }
         self.paths.readable()
     }
 
-    /// What may be written as a whole.
-    pub fn writable(&self) -> Whole {
+    /// Directories and files that may be written as a whole.
+    pub fn writable(&self) -> WholePaths {
         self.paths.writable()
     }
 
-    /// What may be neither.
-    pub fn denied(&self) -> Whole {
+    /// Directories and files that may be neither read nor written.
+    pub fn denied(&self) -> WholePaths {
         self.paths.denied()
     }
 
-    /// The same as it is written: two permits that agree in this may meet the same in one directory.
+    /// The deny rules as text: two permits with equal texts deny the same paths of one directory.
     pub fn denied_as_written(&self) -> String {
         self.paths.denied_as_written(&self.directory)
     }
@@ -271,8 +271,8 @@ impl Permit {
         self.paths.denied_by(&self.directory, path).is_none()
     }
 
-    /// The same of something in a directory that it may enter.
-    pub fn may_meet(&self, path: &str) -> bool {
+    /// Whether the tool may see an entry of a directory that it may enter.
+    pub fn may_visit(&self, path: &str) -> bool {
         // A directory above the workspace may be the one that is denied.
         let is_first = !path.contains('/');
         if is_first {
@@ -287,7 +287,7 @@ impl Permit {
         if self.network.observes { None } else { self.network.objection(target) }
     }
 
-    /// What the rules say to a request of a program that the call has started, and why.
+    /// The decision on a request of a program that the call has started.
     pub fn ruling_on(&self, target: &Target) -> LaterRuling {
         let (decision, reason, pattern) = match self.network.objected(target) {
             None => match self.network.observed(target) {
@@ -300,14 +300,14 @@ impl Permit {
         LaterRuling { decision, rule: "network", pattern, reason }
     }
 
-    /// What the rules say to a file that the call would make, which was not known of when it was
-    /// judged. None can wait for an approval.
+    /// The decision on a file that the call would create, and that was unknown when the call was judged.
+    /// There is no waiting for an approval.
     pub fn ruling_on_new_file(&self, path: &str) -> LaterRuling {
         self.ruling_on_file(path, &OF_FILES)
     }
 
-    /// What the path rules say to a file that programs have made or changed.
-    pub fn ruling_on_made(&self, path: &str) -> LaterRuling {
+    /// The decision of the path rules on a file that programs have created or changed.
+    pub fn ruling_on_program_file(&self, path: &str) -> LaterRuling {
         self.ruling_on_file(path, &["path"])
     }
 
@@ -351,13 +351,13 @@ impl Permit {
     }
 }
 
-/// What the strictest of some rules makes of a call; nothing where none objects.
+/// The strictest decision of some rules on a call; `None` if none objects.
 fn strictest<'r>(
     question: &Question<'_>,
     rules: impl Iterator<Item = &'r (&'static str, Rule)>,
 ) -> Option<(Decision, Decided)> {
-    // By what becomes of the call, and then by what the rule says: one that only observes may
-    // stand behind another one that does.
+    // Ordered by the enforced decision, and then by the decision that the rule itself states, because
+    // several rules may only observe.
     let mut strictest: Option<((Decision, Decision), Decided)> = None;
     for (name, rule) in rules {
         let (said, reason, pattern) = match rule(question) {
@@ -432,9 +432,9 @@ impl Gate {
         paths.may_read(directory, path) || paths.may_write(directory, path)
     }
 
-    /// Whether the rules would decide otherwise about a call if the run had these labels, even if a
-    /// stronger rule hides the change.
-    pub fn judges_otherwise(&self, scopes: &[String], call: &Call<'_>, labels: Labels) -> bool {
+    /// Whether a rule would decide differently on a call if the run had these labels, even if a stricter
+    /// rule hides the difference.
+    pub fn decides_differently(&self, scopes: &[String], call: &Call<'_>, labels: Labels) -> bool {
         let labelled = |labels| Call { labels: self.labels_at(call, labels), ..call.clone() };
         let (now, before) = (labelled(call.labels), labelled(labels));
         let now = Question { policy: &self.policy, scopes, call: &now };
@@ -443,8 +443,8 @@ impl Gate {
         said(&now) != said(&before) || flow::objects_newly(&now, &before)
     }
 
-    /// The labels of a run with these when the call sends something: what the call itself may read
-    /// first is read by then.
+    /// The labels that a run with these labels has when the call sends something: the call itself may
+    /// have read something before.
     fn labels_at(&self, call: &Call<'_>, labels: Labels) -> Labels {
         let paths = &self.policy.paths;
         let may_read_private = |action: &Action| match &action.what {

@@ -2,11 +2,10 @@
 //! reads it.
 //!
 //! Phrases of several languages, delimiters of conversations and tool calls weigh 1 to 3; where
-//! those that stand near one another reach 3, the text is suspicious. What is encoded, hidden,
-//! spelt or written in look-alikes is looked at too, and needs less to be suspicious. Time is
-//! linear in the text, decoding bounded in depth and size. A filter and not a boundary: what a run
-//! may do is decided by the gate's rules, whatever a text says. What becomes of a suspicious text is
-//! decided by the definition.
+//! the weights of neighbouring ones add up to 3, the text is suspicious. Text that is encoded, hidden,
+//! spelt letter by letter or written in look-alikes is decoded, and needs less weight. The scan takes
+//! linear time, and decoding is bounded in depth and size. It is a filter and not a boundary: what a
+//! run may do is decided by the gate's rules. The definition decides how a suspicious text is treated.
 
 mod disguises;
 mod folding;
@@ -35,9 +34,9 @@ const MAX_DEPTH: u8 = 3;
 const QUICK: usize = 8 * 1024;
 /// Bytes that two pieces of a long text share.
 const OVERLAP: usize = 1024;
-/// Bytes within which phrases are added up.
+/// Bytes within which the weights of phrases are added up.
 const NEAR: usize = 600;
-/// What makes a text suspicious, and what makes one that is hidden.
+/// The weight that makes a text suspicious, and the weight for a hidden text.
 const ENOUGH: u32 = 3;
 const ENOUGH_HIDDEN: u32 = 2;
 /// Phrases and marks.
@@ -48,8 +47,8 @@ pub fn scan(text: &str) -> Option<Suspicion> {
     if text.len() <= QUICK { scanned(text) } else { off_worker(|| scanned(text)) }
 }
 
-/// Why a JSON value is suspicious, with a JSON pointer to the string or name that is, or to what
-/// several of them say together.
+/// Why a JSON value is suspicious, with a JSON pointer to the suspicious string or name. The pointer is
+/// empty if only several of them together are suspicious.
 pub fn scan_json(value: &Value) -> Option<(String, Suspicion)> {
     let mut whole = String::new();
     gather(value, &mut whole);
@@ -128,7 +127,7 @@ impl Scan {
         !self.kinds.is_empty()
     }
 
-    /// Looks at a text that is hidden in these disguises, and at what is hidden in it.
+    /// Scans a text that was hidden in these disguises, and recursively what is hidden in it.
     fn look(&mut self, text: &str, hidden_in: &mut Vec<Disguise>) {
         let mut start = 0;
         loop {
@@ -181,7 +180,7 @@ impl Scan {
         }
     }
 
-    /// Adds up what stands near one another.
+    /// Adds up the weights of neighbouring hits.
     fn add_up(&mut self, hits: &[Hit], hidden_in: &[Disguise]) {
         let mut counts = [0_u32; RULES];
         let (mut first, mut weight, mut disguised) = (0, 0, 0_usize);
@@ -219,7 +218,8 @@ impl Scan {
     }
 }
 
-/// Whether such text is only written to hide something. Escapes are met in ordinary files.
+/// Whether this disguise serves only to hide something. Escapes, for example, also occur in ordinary
+/// files.
 fn is_deliberate(disguise: Disguise) -> bool {
     !matches!(disguise, Disguise::Escapes)
 }

@@ -26,7 +26,7 @@ pub use allowance::Allowance;
 pub use command::{CommandEffect, CommandRules};
 pub use flow::{FLOW, mistake_of_rule};
 pub use gate::{Call, Gate, LaterRuling, Objection, Permit, PolicyError, Verdict, is_rule};
-pub use path::{Whole, seen_from};
+pub use path::{WholePaths, path_relative_to};
 
 /// Whether an active skill allows a tool.
 pub fn skill_allows(skill: &SkillActivated, tool: &str) -> bool {
@@ -48,7 +48,7 @@ pub struct Policy {
     /// Globs on tool names; the strictest match wins.
     pub tool_policies: Vec<ToolRule>,
     pub autonomy: Autonomy,
-    /// Another one, of which it is only recorded what it would decide.
+    /// A second autonomy, whose decisions are only recorded.
     pub observed_autonomy: Option<Autonomy>,
     /// Whether calls that would be blocked or need an approval pass with a warning.
     pub observes: bool,
@@ -58,17 +58,17 @@ pub struct Policy {
     pub write: Vec<String>,
     /// Globs of paths that may be neither read nor written.
     pub deny: Vec<String>,
-    /// The same, of which it is only recorded.
+    /// Globs that only record a warning instead of denying.
     pub deny_observed: Vec<String>,
-    /// Globs of the same, relative to other directories of the tenant.
+    /// Deny globs relative to other directories of the tenant.
     pub deny_in: Vec<(String, Vec<String>)>,
-    /// Those of which it is only recorded.
+    /// The same for globs that only record a warning.
     pub deny_in_observed: Vec<(String, Vec<String>)>,
     /// Hosts that may be contacted, in addition to those of the operator.
     pub allow_hosts: Vec<String>,
-    /// Hosts that may not.
+    /// Hosts that may not be contacted.
     pub deny_hosts: Vec<String>,
-    /// The same, of which it is only recorded.
+    /// Hosts whose contact is only recorded with a warning.
     pub deny_hosts_observed: Vec<String>,
     /// Networks that may be connected to although they are not public.
     pub allow_private: Vec<String>,
@@ -76,9 +76,9 @@ pub struct Policy {
     pub credentials: Vec<String>,
     /// Globs of paths whose content is private.
     pub private: Vec<String>,
-    /// Globs of the same, relative to other directories of the tenant.
+    /// Globs of private paths relative to other directories of the tenant.
     pub private_in: Vec<(String, Vec<String>)>,
-    /// Over what the run has read.
+    /// Rules over the labels of what the run has read.
     pub flow: Vec<FlowRule>,
     pub commands: Commands,
 }
@@ -111,7 +111,7 @@ pub struct CommandRule {
     pub args: Option<String>,
     pub effect: Effect,
     pub destructive: bool,
-    /// Whether it only says what it would have done.
+    /// Whether the rule only records a warning instead of its decision.
     pub observes: bool,
 }
 

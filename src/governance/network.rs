@@ -1,9 +1,9 @@
 //! The network rule: which hosts may be contacted, on which ports.
 //!
-//! `deny` beats everything. An address that the operator wrote needs no entry in `allow`; any other
-//! needs one, and an empty list permits nothing. The rule judges host and port as written, and an IP
-//! address as what it is; which IP address a name stands for, and whether that may be connected to, is
-//! judged where the connection is made (`outbound/`), on every redirect again.
+//! `deny` beats everything. An address from the operator's configuration needs no entry in `allow`; any
+//! other needs one, and an empty list permits nothing. The rule judges host and port as written. The IP
+//! address to which a name resolves is checked where the connection is made (`outbound/`), again for
+//! every redirect.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ use crate::run::Target;
 pub(super) struct NetworkRules {
     allow: Vec<(String, HostPattern)>,
     deny: Vec<(String, HostPattern)>,
-    /// Of which it is only recorded.
+    /// Denied hosts that only cause a warning.
     observed: Vec<(String, HostPattern)>,
     /// Networks that may be connected to although they are not public.
     pub(super) private: Vec<Network>,
@@ -56,12 +56,12 @@ impl NetworkRules {
         allowing.map(|(written, _)| written.clone())
     }
 
-    /// What speaks against a request to that place.
+    /// Why a request to this target is refused.
     pub(super) fn objection(&self, target: &Target) -> Option<String> {
         self.objected(target).map(|(why, _)| why)
     }
 
-    /// The same, with the entry of a list that decides, if it is one.
+    /// As [`Self::objection`], with the entry of a list that decides, if there is one.
     pub(super) fn objected(&self, target: &Target) -> Option<(String, Option<String>)> {
         let Target { host, port, declared, .. } = target;
         if let Some(written) = covering(&self.deny, target) {
@@ -90,7 +90,7 @@ impl NetworkRules {
         Some((why, None))
     }
 
-    /// What a rule that only observes says to a request that passes, and its entry.
+    /// The warning of an observed entry about a request that passes, and the entry.
     pub(super) fn observed(&self, target: &Target) -> Option<(String, String)> {
         let Target { host, port, .. } = target;
         let written = covering(&self.observed, target)?;

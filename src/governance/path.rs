@@ -3,9 +3,9 @@
 //! `deny` beats everything and covers everything below a denied directory. Reading needs a `read`
 //! glob, writing a `write` glob; an empty list permits nothing. Paths arrive resolved and
 //! normalised, relative to the workspace (`.` is its root); any other path is a bug of the tool and
-//! is denied. `deny_in` and `private_in` are globs that are relative to another directory of the
-//! tenant: the path is then seen from there. The rule matches names without touching the file
-//! system.
+//! is denied. The globs in `deny_in` and `private_in` are relative to another directory of the tenant:
+//! the path is made relative to that directory before it is matched. The rule matches names without
+//! touching the file system.
 
 use super::gate::{PolicyError, Question, Ruling};
 use super::{ActionKind, Decision, Policy};
@@ -18,7 +18,7 @@ pub(super) struct PathRules {
     write: Patterns,
     private: Places,
     denied: Places,
-    /// Of which it is only recorded.
+    /// Deny globs that only cause a warning.
     observed: Places,
 }
 
@@ -51,11 +51,11 @@ impl Places {
             && self.elsewhere.iter().all(|(_, globs)| globs.written.is_empty())
     }
 
-    /// Whether a pattern means the path itself, whatever lies above it.
+    /// Whether a pattern matches the path itself; the directories above it do not count.
     fn mean(&self, workspace: &str, path: &str) -> bool {
         let elsewhere = |(directory, globs): &(String, Patterns)| {
             !globs.written.is_empty()
-                && seen_from(directory, workspace, path)
+                && path_relative_to(directory, workspace, path)
                     .is_some_and(|path| globs.matching(&path).is_some())
         };
         self.here.matching(path).is_some() || self.elsewhere.iter().any(elsewhere)
@@ -66,18 +66,19 @@ impl Places {
     fn covering(&self, workspace: &str, path: &str) -> Option<&str> {
         self.here.covering(path).or_else(|| {
             self.elsewhere.iter().find_map(|(directory, globs)| {
-                globs.covering(&seen_from(directory, workspace, path)?)
+                globs.covering(&path_relative_to(directory, workspace, path)?)
             })
         })
     }
 }
 
-/// Rules that the kernel can hold as they are, for it knows directories and no globs.
+/// The part of the path rules that the kernel can enforce: it knows directories and files, and no
+/// globs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Whole {
+pub struct WholePaths {
     /// Directories with all that is in them, and single files; `.` for the workspace.
     pub trees: Vec<String>,
-    /// Whether there are other rules.
+    /// Whether there are also rules that only globs express.
     pub by_glob: bool,
 }
 
@@ -139,22 +140,22 @@ impl PathRules {
         self.write.matching(path).is_some() && self.denied_by(workspace, path).is_none()
     }
 
-    pub(super) fn readable(&self) -> Whole {
+    pub(super) fn readable(&self) -> WholePaths {
         self.read.whole()
     }
 
-    pub(super) fn writable(&self) -> Whole {
+    pub(super) fn writable(&self) -> WholePaths {
         self.write.whole()
     }
 
-    /// What is denied seen from the workspace; rules of other directories count as globs.
-    pub(super) fn denied(&self) -> Whole {
+    /// The deny rules that are relative to the workspace; rules of other directories count as globs.
+    pub(super) fn denied(&self) -> WholePaths {
         let mut denied = self.denied.here.whole();
         denied.by_glob |= self.denied.elsewhere.iter().any(|(_, deny)| !deny.written.is_empty());
         denied
     }
 
-    /// What is denied as the definition writes it, and where that is seen from.
+    /// The deny rules as written in the definition, with the directory of the workspace.
     pub(super) fn denied_as_written(&self, workspace: &str) -> String {
         let elsewhere = self.denied.elsewhere.iter().map(|(at, globs)| (at, &globs.written));
         format!("{workspace:?} {:?} {:?}", self.denied.here.written, elsewhere.collect::<Vec<_>>())
@@ -167,7 +168,7 @@ impl PathRules {
 
 /// A path of a workspace, relative to another directory of the tenant; `None` where it is not in
 /// there.
-pub fn seen_from(directory: &str, workspace: &str, path: &str) -> Option<String> {
+pub fn path_relative_to(directory: &str, workspace: &str, path: &str) -> Option<String> {
     let whole = match (workspace, path) {
         (".", path) => path.to_owned(),
         (workspace, ".") => workspace.to_owned(),
@@ -198,8 +199,8 @@ impl Patterns {
         Ok(Self { written: written.to_vec(), compiled, together })
     }
 
-    fn whole(&self) -> Whole {
-        let mut whole = Whole::default();
+    fn whole(&self) -> WholePaths {
+        let mut whole = WholePaths::default();
         for pattern in &self.written {
             let relative = pattern.trim_start_matches("./");
             let tree = relative.strip_suffix("**").unwrap_or(relative).trim_end_matches('/');

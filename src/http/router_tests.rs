@@ -165,8 +165,8 @@ async fn secured_routes_reject_unauthenticated_requests() {
                     request.headers_mut().insert("authorization", token.parse().unwrap());
                 }
                 let (status, headers, body) = ask(app.clone(), request).await;
-                let told = if method == "HEAD" { json!(null) } else { json!("UNAUTHENTICATED") };
-                assert_eq!((status.as_u16(), &body["code"]), (401, &told), "{method} {path}");
+                let code = if method == "HEAD" { json!(null) } else { json!("UNAUTHENTICATED") };
+                assert_eq!((status.as_u16(), &body["code"]), (401, &code), "{method} {path}");
                 assert_eq!(headers["www-authenticate"], "Bearer");
             }
         }
@@ -182,8 +182,8 @@ async fn an_unavailable_store_is_answered_503_with_retry_after() {
             .headers_mut()
             .insert("authorization", "bearer tl_abc_0123456789abcdef".parse().unwrap());
         let (status, headers, body) = ask(app.clone(), request).await;
-        let told = if method == "HEAD" { json!(null) } else { json!("STORE_UNAVAILABLE") };
-        assert_eq!((status.as_u16(), &body["code"]), (503, &told), "{method} {path}");
+        let code = if method == "HEAD" { json!(null) } else { json!("STORE_UNAVAILABLE") };
+        assert_eq!((status.as_u16(), &body["code"]), (503, &code), "{method} {path}");
         assert_eq!(headers["retry-after"], "2");
     }
     let (status, _, body) =

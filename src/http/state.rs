@@ -15,7 +15,7 @@ use crate::runtime::Runtime;
 use crate::store::{RateLimit, Store};
 use crate::tools::ToolNow;
 use crate::tools::mcp::ServerStatus;
-use crate::tools::sandbox::plan::Holds;
+use crate::tools::sandbox::plan::Confinement;
 
 /// What the HTTP API needs of the other modules.
 pub struct HttpState {
@@ -31,7 +31,7 @@ pub struct HttpState {
     /// The current state of the MCP servers.
     pub servers: Arc<dyn Fn() -> Vec<ServerStatus> + Send + Sync>,
     /// What confines the programs of tools, where that is known.
-    pub sandbox: Option<Holds>,
+    pub sandbox: Option<Confinement>,
     pub auth: Auth,
     pub tokens: Arc<TokenSigner>,
     pub metrics: MetricsSink,

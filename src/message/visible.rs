@@ -18,7 +18,7 @@ pub fn is_hidden(c: char) -> bool {
             | '\u{fff0}'..='\u{fffb}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Whether some reader of lines ends one there, which is not a line feed.
+/// Whether some programs end a line at this character, although it is not a line feed.
 fn ends_line(c: char) -> bool {
     matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}')
 }

@@ -1,7 +1,7 @@
 //! The body of an answer, without its compression and up to a bound.
 //!
-//! What is compressed is decompressed piece by piece into a room that is as large as the bound, so
-//! that a small body which would become a large one takes no memory.
+//! A compressed body is decompressed piece by piece into a buffer of bounded size, so that a
+//! decompression bomb takes no memory.
 
 use std::io::{self, Write};
 
@@ -9,12 +9,12 @@ use flate2::write::MultiGzDecoder;
 use http::HeaderMap;
 use http::header::CONTENT_ENCODING;
 
-/// Compressed bytes that are read at most, where that is more than the bound of what they become:
-/// none of them need become anything.
+/// Lower limit of the compressed bytes that are read, if the bound of the decompressed body is smaller:
+/// compressed bytes may decompress to nothing.
 const LEAST_READ: usize = 64 * 1024;
-/// Bytes of a piece, when it is decompressed.
+/// Decompressed bytes of one piece.
 const MAX_PIECE: usize = 1024 * 1024;
-/// Bytes that a compressed one becomes at most.
+/// The maximum compression ratio of DEFLATE.
 const MOST_COMPRESSED: usize = 1032;
 
 /// A body that is being read.
@@ -67,7 +67,7 @@ impl Body {
         self.room().bytes.len()
     }
 
-    /// What has been read behind so many bytes, as far as it is decompressed.
+    /// The decompressed bytes from this position on.
     pub(super) fn behind_byte(&mut self, from: usize) -> &[u8] {
         if let Decoder::Gzip(decoder) = &mut self.decoder {
             let _ = decoder.flush(); // what is wrong with it shows in the next bytes
@@ -75,7 +75,20 @@ impl Body {
         self.room().bytes.get(from..).unwrap_or_default()
     }
 
-    /// Bytes that take no worker's time worth mentioning.
+    /// Drops all but this many of the last bytes, unless that frees little; returns how many were
+    /// dropped. The bound then holds for the remaining bytes and those that follow.
+    pub(super) fn keep_last(&mut self, bytes: usize) -> usize {
+        let kept = &mut self.room_mut().bytes;
+        let used = kept.len().saturating_sub(bytes);
+        if used <= kept.len() / 2 {
+            return 0;
+        }
+        kept.drain(..used);
+        self.received = bytes;
+        used
+    }
+
+    /// Bytes that can be decompressed on an async worker without delaying its other tasks.
     pub(super) fn at_once(&self) -> usize {
         match self.decoder {
             Decoder::Plain(_) => MAX_PIECE,
@@ -83,7 +96,7 @@ impl Body {
         }
     }
 
-    /// Takes bytes as they came; whether more are wanted.
+    /// Adds received bytes; returns whether more are wanted.
     pub(super) fn push(&mut self, bytes: &[u8]) -> Result<bool, Damaged> {
         self.received = self.received.saturating_add(bytes.len());
         let written = match &mut self.decoder {

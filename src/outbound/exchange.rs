@@ -1,7 +1,7 @@
-//! One request over one connection to an address that was judged.
+//! One request over one connection to an address that was permitted.
 //!
-//! Connects, secures, sends, reads the head and the body; every part is bounded in size here and in
-//! time by the caller. Where the connection goes is not decided here.
+//! Connects, performs the TLS handshake, sends the request, reads the head and the body. The sizes are
+//! bounded here, and the time by the caller, which also decides where the connection goes.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
@@ -15,7 +15,6 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::yield_now;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
@@ -24,13 +23,15 @@ use tokio_util::task::AbortOnDropHandle;
 use url::{Host, Url};
 
 use super::body::{Body, Damaged};
-use super::{Enough, OutboundError};
-use crate::bounds::memory;
+use super::{Enough, OutboundError, Wanted};
+use crate::bounds::memory::{self, SharedPlace, SharedPlaces};
 
-/// To one address, before the next one is tried.
+/// How long a connection attempt may take before the next address is tried.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Bytes of an answer's head.
 pub(super) const MAX_HEAD: usize = 64 * 1024;
+/// A streamed body of more than this many times its bound counts as endless.
+const ENDLESS: usize = 16;
 /// Headers of an answer.
 pub(super) const MAX_HEADERS: usize = 128;
 
@@ -39,7 +40,7 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// How a connection is secured, and whose it must be.
+/// The TLS configuration of a connection, and the name that its certificate must be for.
 pub(super) struct Secured {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
@@ -57,40 +58,41 @@ impl Secured {
     }
 }
 
-/// Bytes of a body that needs no place, and is read however scarce memory is.
+/// Bytes of a body that needs no permit, and is read however scarce memory is.
 const SMALL: usize = 64 * 1024;
-/// Bytes of a body from which on it needs the place of a large one.
+/// Bytes of a body from which on it needs a permit for large bodies.
 const LARGE: usize = 1024 * 1024;
-/// Bodies of more than [`SMALL`] bytes that are there at the same time.
-static BODIES: LazyLock<Semaphore> = LazyLock::new(|| {
+/// Permits for bodies of more than [`SMALL`] bytes, which limit how many are in memory.
+static BODIES: LazyLock<SharedPlaces> = LazyLock::new(|| {
     let places = memory::part().map_or(u64::MAX, |part| part / LARGE as u64);
-    Semaphore::new(usize::try_from(places.clamp(16, 1024)).unwrap_or(1024))
+    SharedPlaces::new(usize::try_from(places.clamp(16, 1024)).unwrap_or(1024))
 });
-/// What the longest of the large bodies may have, in bytes.
+/// Bytes of the largest body.
 const LARGEST: u64 = 8 << 20;
-/// Large bodies that are there at the same time. Who has such a place waits for nothing but the server.
-static LARGE_BODIES: LazyLock<Semaphore> = LazyLock::new(|| {
+/// Permits for large bodies. The holder of one waits for nothing but the server, so no deadlock is
+/// possible.
+static LARGE_BODIES: LazyLock<SharedPlaces> = LazyLock::new(|| {
     let places = memory::part().map_or(16, |part| part / LARGEST);
-    Semaphore::new(usize::try_from(places.clamp(4, 16)).unwrap_or(16))
+    SharedPlaces::new(usize::try_from(places.clamp(4, 16)).unwrap_or(16))
 });
 
-/// The place of a body that is not small, until it is used.
+/// The permits of a body that is not small, held until the body is used.
 #[derive(Debug, Default)]
 pub struct BodyPlace {
-    any: Option<SemaphorePermit<'static>>,
-    large: Option<SemaphorePermit<'static>>,
+    any: Option<SharedPlace<'static>>,
+    large: Option<SharedPlace<'static>>,
 }
 
 impl BodyPlace {
-    /// Waits until there is a place for a body of so many bytes, and memory. The server waits in the
+    /// Waits for the permits of a body of this size, and for memory. The server is not read from in the
     /// meantime.
-    async fn grow(&mut self, bytes: usize) {
+    async fn grow(&mut self, bytes: usize, tenant: &str) {
         if self.any.is_none() && bytes > SMALL {
-            self.any = BODIES.acquire().await.ok(); // never closed
+            self.any = BODIES.take(tenant).await;
             memory::enough().await;
         }
         if self.large.is_none() && bytes > LARGE {
-            self.large = LARGE_BODIES.acquire().await.ok(); // never closed
+            self.large = LARGE_BODIES.take(tenant).await;
             memory::enough().await;
         }
     }
@@ -146,10 +148,12 @@ async fn secure(
 
 /// What of an answer is read.
 #[derive(Clone, Copy)]
-pub(super) struct Expected {
+pub(super) struct Expected<'a> {
     pub(super) max_body: usize,
     /// The body of a redirect is not read where that is followed.
     pub(super) skips_redirects: bool,
+    /// Whose place a large body takes.
+    pub(super) tenant: &'a str,
 }
 
 /// Sends a request and reads what comes back, until that is enough.
@@ -157,7 +161,7 @@ pub(super) async fn exchange(
     stream: Box<dyn Stream>,
     request: http::Request<Bytes>,
     host: &str,
-    Expected { max_body, skips_redirects }: Expected,
+    Expected { max_body, skips_redirects, tenant }: Expected<'_>,
     mut enough: Option<&mut Enough<'_>>,
 ) -> Result<Answer, OutboundError> {
     let broken_off = || OutboundError::BrokenOff(host.to_owned());
@@ -196,12 +200,12 @@ pub(super) async fn exchange(
     let damaged = |Damaged| OutboundError::Encoding(host.to_owned());
     let mut body = Body::behind(&answer.headers, max_body)
         .ok_or_else(|| OutboundError::Encoding(host.to_owned()))?;
-    let mut seen = 0;
+    let (mut seen, mut used) = (0, 0);
     'frames: while let Some(frame) = incoming.frame().await {
         let frame = frame.map_err(|_| broken_off())?;
         let Some(bytes) = frame.data_ref() else { continue };
         for piece in bytes.chunks(body.at_once()) {
-            answer.place.grow(body.len()).await;
+            answer.place.grow(body.len(), tenant).await;
             yield_now().await;
             if !body.push(piece).map_err(damaged)? {
                 break 'frames;
@@ -209,8 +213,14 @@ pub(super) async fn exchange(
             if let Some(enough) = &mut enough {
                 let more = body.behind_byte(seen);
                 seen += more.len();
-                if enough(&answer.headers, more) {
-                    return Ok(answer);
+                match enough(&answer.headers, more) {
+                    Wanted::Whole => {}
+                    Wanted::Rest(last) if used < ENDLESS * max_body => {
+                        used += body.keep_last(last);
+                        seen = body.len();
+                    }
+                    Wanted::Rest(_) => break 'frames,
+                    Wanted::Nothing => return Ok(answer),
                 }
             }
         }

@@ -1,12 +1,12 @@
-//! The one way to addresses that are not the operator's own: pages that a model asks for, webhooks
-//! that a caller names, tools that a file declares.
+//! The HTTP client for all addresses that are not the operator's own: pages that a model requests,
+//! webhooks that a caller names, tools that a file declares.
 //!
-//! What is asked for is judged on every hop, redirects included: first the address as written, by
-//! the sender, then the IP address that its name stands for, by [`AddressPolicy`]. A name is
-//! resolved once and the connection goes to exactly the address that was judged, so that there is no
-//! second answer of a name server to wait for. Connections are not kept: none outlives the judgement
-//! that it was made under. Nothing comes from the environment: no proxy, no netrc, no cookies. An
-//! answer has a deadline, a size after decompression, and a size of its head.
+//! Every hop is checked, redirects included: first the address as written, by the sender, then the IP
+//! address that its name resolves to, by [`AddressPolicy`]. A name is resolved once, and the connection
+//! goes to exactly the address that was checked, so that a second DNS answer cannot differ (DNS
+//! rebinding). Connections are not reused, so none outlives its check. Nothing is taken from the
+//! environment: no proxy, no netrc, no cookies. The deadline, the decompressed size and the size of the
+//! head of an answer are bounded.
 //!
 //! What may be requested is decided elsewhere (`governance/network.rs` for tool calls), as is what an
 //! answer means.
@@ -37,16 +37,16 @@ use crate::tls;
 pub use exchange::BodyPlace;
 use exchange::Secured;
 
-/// Redirects that are followed at most, whatever is asked for.
+/// Redirects that are followed at most, whatever [`Terms::redirects`] says.
 pub const MAX_REDIRECTS: u32 = 5;
-/// Names that are looked up at the same time: each holds a thread until its name servers answer.
+/// Concurrent DNS look-ups: each blocks a thread until its name servers answer.
 const MAX_LOOKUPS: usize = 64;
 /// Addresses of a name that are tried.
 const MAX_TRIED: usize = 4;
-/// What goes along to another host.
-const TO_ANYBODY: [HeaderName; 4] = [ACCEPT, ACCEPT_LANGUAGE, CONTENT_TYPE, USER_AGENT];
-/// What is about the connection, which is ours.
-const OF_THE_CONNECTION: [HeaderName; 9] = [
+/// Headers that are also sent to another host after a redirect.
+const CROSS_ORIGIN_HEADERS: [HeaderName; 4] = [ACCEPT, ACCEPT_LANGUAGE, CONTENT_TYPE, USER_AGENT];
+/// Headers about the connection, which this client sets itself.
+const CONNECTION_HEADERS: [HeaderName; 9] = [
     HOST,
     CONNECTION,
     CONTENT_LENGTH,
@@ -61,11 +61,21 @@ const OF_THE_CONNECTION: [HeaderName; 9] = [
 /// The IP addresses that a name stands for.
 pub type LookUp = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
-/// Told of every hop that is about to be sent: nothing, or what speaks against it.
+/// Is called before every hop is sent; an error, in words, prevents it.
 pub type Announce = dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync;
 
-/// Sees the body of an answer as it comes, with the answer's head, and says whether that is enough.
-pub type Enough<'a> = dyn FnMut(&HeaderMap, &[u8]) -> bool + Send + 'a;
+/// Which part of a streamed body is still wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// All of it.
+    Whole,
+    /// The rest, and this many of the last bytes; earlier bytes may be dropped.
+    Rest(usize),
+    Nothing,
+}
+
+/// Reads the body of an answer while it arrives, with the answer's head, and says what is still wanted.
+pub type Enough<'a> = dyn FnMut(&HeaderMap, &[u8]) -> Wanted + Send + 'a;
 
 /// Sends requests. Cheap to clone; what it holds is shared.
 #[derive(Clone)]
@@ -74,7 +84,7 @@ pub struct Client {
     tls: Arc<OnceLock<Option<Arc<ClientConfig>>>>,
 }
 
-/// What is sent. Headers about the connection are ignored: they are this client's.
+/// A request. Headers about the connection are ignored: this client sets them.
 #[derive(Debug, Clone)]
 pub struct Request {
     pub method: Method,
@@ -88,8 +98,8 @@ pub struct Request {
 pub struct Terms<'a> {
     /// The IP addresses that may be connected to.
     pub addresses: &'a AddressPolicy,
-    /// Asked before every hop, the first one included, with the address as written: nothing, or
-    /// what speaks against it, in words for the caller.
+    /// Is called before every hop, the first one included, with the address as written. An error, in
+    /// words for the caller, refuses the hop.
     pub judge: &'a (dyn Fn(&Url) -> Result<(), String> + Send + Sync),
     /// Redirects that are followed, 5 at most; with 0 a redirect is the answer.
     pub redirects: u32,
@@ -97,6 +107,8 @@ pub struct Terms<'a> {
     pub deadline: Duration,
     /// Bytes of the body, decompressed. What is beyond is not read.
     pub max_body: usize,
+    /// For whom it is sent; large bodies are shared out between tenants.
+    pub tenant: &'a str,
 }
 
 /// An answer.
@@ -106,13 +118,13 @@ pub struct Response {
     pub headers: HeaderMap,
     /// Where it came from, behind all redirects.
     pub url: Url,
-    /// As it is without its compression.
+    /// Decompressed.
     pub body: Vec<u8>,
     /// Whether that is all of it.
     pub is_whole: bool,
-    /// Requests that it took.
+    /// The number of requests that were sent, redirects included.
     pub requests: u32,
-    /// Of its body; of large ones few are there at the same time.
+    /// The memory permits of the body, held for as long as the body is used.
     pub place: BodyPlace,
 }
 
@@ -132,7 +144,7 @@ pub enum OutboundError {
     Unresolved(String),
     #[error("{host} cannot be reached: {why}")]
     Unreachable { host: String, why: String },
-    /// It is not who it should be, or speaks no TLS.
+    /// The TLS handshake fails, e.g. because of the certificate.
     #[error("no secure connection to {host}: {why}")]
     NotSecure { host: String, why: String },
     #[error("{host} sent an invalid HTTP response: {why}")]
@@ -145,7 +157,7 @@ pub enum OutboundError {
     Late(Duration),
     #[error("there are more than {0} redirects")]
     TooManyRedirects(u32),
-    /// What went wrong after an answer had led elsewhere: the words may be the server's.
+    /// A failure after a redirect: its text may contain words of the server.
     #[error(transparent)]
     Redirected(Box<OutboundError>),
 }
@@ -169,7 +181,7 @@ impl OutboundError {
 }
 
 impl Client {
-    /// A client that asks the machine's resolver for names.
+    /// A client that resolves names with the machine's resolver.
     pub fn new() -> Self {
         let places = Arc::new(Semaphore::new(MAX_LOOKUPS));
         let look_up = move |host: String| -> BoxFuture<'static, _> {
@@ -178,7 +190,7 @@ impl Client {
         Self::resolving_with(Arc::new(look_up))
     }
 
-    /// A client that asks this function for names.
+    /// A client that resolves names with this function.
     pub fn resolving_with(look_up: LookUp) -> Self {
         Self { look_up, tls: Arc::default() }
     }
@@ -195,8 +207,8 @@ impl Client {
         self.send_each(request, terms, &|| Box::pin(async { Ok(()) })).await
     }
 
-    /// The same, where each hop is announced when everything else speaks for it. What speaks against
-    /// it is an answer in words for the caller.
+    /// As [`Self::send`], but calls `announce` before each hop, after all other checks. Its error, in
+    /// words for the caller, prevents the hop.
     ///
     /// # Errors
     /// [`OutboundError`].
@@ -211,8 +223,8 @@ impl Client {
             .unwrap_or(Err(OutboundError::Late(terms.deadline)))
     }
 
-    /// The same, where the body may never end: it is read until `enough` says so, and then left
-    /// out of the answer.
+    /// As [`Self::send_each`], but for a body that may never end: it is read until `enough` wants no
+    /// more, and is not part of the returned answer.
     ///
     /// # Errors
     /// [`OutboundError`].
@@ -278,7 +290,8 @@ impl Client {
         };
         let stream = exchange::connect(&addresses, secured, &host).await?;
         let sent = wire_request(request, &host)?;
-        let expected = exchange::Expected { max_body: terms.max_body, skips_redirects };
+        let Terms { max_body, tenant, .. } = *terms;
+        let expected = exchange::Expected { max_body, skips_redirects, tenant };
         exchange::exchange(stream, sent, &host, expected, enough).await
     }
 
@@ -330,7 +343,7 @@ impl Default for Client {
     }
 }
 
-/// Asks the machine's resolver, on a thread that keeps its place until it is through.
+/// Calls the machine's resolver on a blocking thread, which holds its permit until the look-up ends.
 async fn look_up(places: Arc<Semaphore>, host: String) -> io::Result<Vec<IpAddr>> {
     let place = places.acquire_owned().await.map_err(io::Error::other)?;
     let looking = tokio::task::spawn_blocking(move || {
@@ -347,7 +360,7 @@ fn wire_request(request: &Request, host: &str) -> Result<http::Request<Bytes>, O
     let malformed =
         || OutboundError::Refused(format!("the request to {host} cannot be written in HTTP"));
     let mut headers = request.headers.clone();
-    for name in &OF_THE_CONNECTION {
+    for name in &CONNECTION_HEADERS {
         headers.remove(name);
     }
     let authority = &request.url[url::Position::BeforeHost..url::Position::AfterPort];
@@ -361,8 +374,8 @@ fn wire_request(request: &Request, host: &str) -> Result<http::Request<Bytes>, O
     Ok(sent)
 }
 
-/// The request that a redirect asks for. To another origin nothing goes along that could be a
-/// secret, and no body.
+/// The request that follows a redirect. To another origin no header that could hold a secret is sent,
+/// and no body.
 fn redirected(request: Request, answer: &exchange::Answer) -> Result<Request, OutboundError> {
     let wrong = |why: &str| OutboundError::Redirect(why.to_owned());
     let location = answer.headers.get(LOCATION).ok_or_else(|| wrong("is not there"))?;
@@ -385,7 +398,7 @@ fn redirected(request: Request, answer: &exchange::Answer) -> Result<Request, Ou
         if !body.is_empty() {
             return Err(wrong("would take the request's body to another host"));
         }
-        headers = TO_ANYBODY
+        headers = CROSS_ORIGIN_HEADERS
             .iter()
             .filter_map(|name| Some((name.clone(), headers.get(name)?.clone())))
             .filter(|(_, value)| !value.is_sensitive())

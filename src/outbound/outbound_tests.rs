@@ -140,6 +140,7 @@ fn terms(addresses: &AddressPolicy) -> Terms<'_> {
         redirects: MAX_REDIRECTS,
         deadline: Duration::from_secs(5),
         max_body: 1024 * 1024,
+        tenant: "",
     }
 }
 

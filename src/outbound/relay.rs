@@ -1,9 +1,7 @@
-//! What a program sends through the service: connections that are passed on, and requests whose
-//! bodies go through as they come.
+//! Relays the traffic of programs: tunnels, and requests whose bodies are streamed.
 //!
-//! The address that is connected to is judged like that of any other request, and every connection
-//! serves one request or one tunnel. All that goes through is metered. Who may ask for what is not
-//! decided here.
+//! The address of a connection is checked like that of any other request, and every connection serves
+//! one request or one tunnel. All bytes are counted. Which requests are permitted is decided elsewhere.
 
 use std::io;
 use std::pin::Pin;
@@ -33,8 +31,8 @@ use crate::bounds::address;
 const IDLE: Duration = Duration::from_mins(2);
 /// Bytes of a tunnel that are read at once.
 const PIECE: usize = 16 * 1024;
-/// What is about one connection, and so not for the next one.
-const OF_ONE_CONNECTION: [HeaderName; 9] = [
+/// Hop-by-hop headers, which are not forwarded.
+const HOP_BY_HOP_HEADERS: [HeaderName; 9] = [
     CONNECTION,
     EXPECT,
     PROXY_AUTHENTICATE,
@@ -46,9 +44,9 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
     HOST,
 ];
 /// The same, without a constant of their own.
-const OF_ONE_CONNECTION_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
+const MORE_HOP_BY_HOP_HEADERS: [&str; 2] = ["keep-alive", "proxy-connection"];
 
-/// How many bytes may still go through. What is cloned counts together.
+/// How many bytes may still be relayed. Clones share one count.
 #[derive(Debug, Clone)]
 pub struct Meter(Arc<AtomicU64>);
 
@@ -66,7 +64,7 @@ impl Meter {
     }
 }
 
-/// A connection to a host, to pass on what comes.
+/// A connection to a host, over which traffic of a program is relayed.
 pub struct Passage {
     stream: Box<dyn Stream>,
     host: String,
@@ -112,7 +110,7 @@ impl Client {
 }
 
 impl Passage {
-    /// Passes bytes on in both directions until both have ended.
+    /// Relays bytes in both directions until both have ended.
     ///
     /// # Errors
     /// Either side fails, nothing comes for too long, or the meter has run out.
@@ -198,22 +196,22 @@ async fn piped(
     }
 }
 
-/// Removes what is about the connection that a message came by.
+/// Removes the headers about the connection on which a message arrived.
 fn strip(headers: &mut HeaderMap) {
     let listed = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let listed: Vec<HeaderName> = listed
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    for name in listed.iter().chain(&OF_ONE_CONNECTION) {
+    for name in listed.iter().chain(&HOP_BY_HOP_HEADERS) {
         headers.remove(name);
     }
-    for name in OF_ONE_CONNECTION_TOO {
+    for name in MORE_HOP_BY_HOP_HEADERS {
         headers.remove(name);
     }
 }
 
-/// A body that goes through, and the connection that it comes by.
+/// A body that is relayed, and the connection on which it arrives.
 pub struct Passed {
     body: Incoming,
     meter: Meter,

@@ -26,7 +26,7 @@ pub(super) trait Dialect: Sync {
     /// Reads an answer that came in one piece.
     fn parse(&self, answer: &[u8], call: Call<'_>) -> Result<Completion, Unusable>;
 
-    /// What an answer that cannot be used says that it took.
+    /// The usage that an unusable answer reports.
     fn usage(&self, answer: &[u8]) -> Option<Usage>;
 
     /// An empty answer, to be filled from a stream.
@@ -38,7 +38,7 @@ pub(super) trait StreamedAnswer: Send {
     /// Adds the data of one frame and sends its deltas; true once the answer is complete.
     fn push(&mut self, frame: &[u8], call: Call<'_>) -> Result<bool, Unusable>;
 
-    /// What all of the answer took, as far as it said.
+    /// The usage of the answer, as far as it was reported.
     fn usage(&self) -> Option<Usage>;
 
     /// The completion, or an error if the stream ended before the answer was complete.
@@ -83,7 +83,7 @@ impl HttpProvider {
         parsed.map_err(|unusable| self.unusable(unusable, self.dialect.usage(answer)))
     }
 
-    /// An answer that cannot be used is paid for all the same.
+    /// An unusable answer still has a usage, because the provider charges for it.
     fn unusable(&self, unusable: Unusable, usage: Option<Usage>) -> ProviderError {
         ProviderError { usage: usage.map(Box::new), ..self.wire.unusable(unusable) }
     }

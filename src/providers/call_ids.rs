@@ -15,7 +15,7 @@ pub(super) struct CallIds<'a> {
 }
 
 impl<'a> CallIds<'a> {
-    /// The ids of calls for an API that accepts such ones; others begin with the prefix.
+    /// For an API that accepts the ids for which `accepts` is true. Generated ids begin with the prefix.
     pub(super) fn new(accepts: fn(&str) -> bool, prefix: &'static str) -> Self {
         Self { accepts, prefix, used: HashSet::new() }
     }

@@ -39,7 +39,7 @@ pub use capabilities::Capabilities;
 pub use names::WireNames;
 pub use passed::Passed;
 
-/// Is sent in the place of a blank text that a server would refuse.
+/// Replaces a blank text, which a server would refuse.
 const NOTHING: &str = "(empty)";
 
 /// A tool that is offered to a model.
@@ -53,7 +53,12 @@ pub struct ToolOffer {
 }
 
 impl ToolOffer {
-    /// The description with what the schema that is sent does not say.
+    /// About how many bytes it has in a request.
+    pub fn bytes(&self) -> usize {
+        self.name.len() + self.description.len() + self.input_schema.json_len()
+    }
+
+    /// The description, followed by what the sent form of the schema cannot express.
     fn full_description(&self) -> Cow<'_, str> {
         match (self.description.trim_end(), self.input_schema.left_to_say()) {
             (_, "") => Cow::Borrowed(&self.description),
@@ -62,11 +67,12 @@ impl ToolOffer {
         }
     }
 
-    /// The same in so many characters, for APIs that refuse a longer one: the description is cut.
+    /// The same, with the description cut so that all of it has at most `most` characters, for APIs that
+    /// refuse longer ones.
     fn description_within(&self, most: usize) -> Cow<'_, str> {
-        let told = self.full_description();
-        if told.len() <= most || told.chars().count() <= most {
-            return told;
+        let full = self.full_description();
+        if full.len() <= most || full.chars().count() <= most {
+            return full;
         }
         let words = self.input_schema.left_to_say();
         if words.is_empty() {
@@ -105,7 +111,8 @@ pub enum ToolChoice {
     Tool(String),
 }
 
-/// What not every model has, and what is passed on by name. The provider's defaults if absent.
+/// Options that not every model supports, and those that are passed on by name. The provider's defaults
+/// apply to absent ones.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options<'a> {
     pub top_p: Option<f64>,
@@ -286,7 +293,7 @@ pub enum FailureKind {
     ContextLength,
     /// The provider's content filter refused the request.
     ContentFilter,
-    /// The answer is larger than what is read of one: paid for, and as large the next time.
+    /// The answer is larger than the limit. It is paid for, and a retry would give one as large.
     TooLarge,
 }
 
@@ -313,7 +320,7 @@ pub struct ProviderError {
     pub retry_after: Option<Duration>,
     /// The provider's `x-should-retry`.
     pub should_retry: Option<bool>,
-    /// What the try took, where the provider says so of an answer that cannot be used.
+    /// The usage of the failed try, if the provider reported it with an unusable answer.
     pub usage: Option<Box<Usage>>,
 }
 

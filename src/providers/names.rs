@@ -16,7 +16,7 @@ const MAX: usize = 64;
 pub struct WireNames {
     to_wire: BTreeMap<String, String>,
     to_ours: BTreeMap<String, String>,
-    /// How names begin of which the rest is not known.
+    /// Prefixes of names whose rest is unknown.
     beginnings: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ impl WireNames {
         map
     }
 
-    /// The same, where names may begin so and go on in ways that are not known.
+    /// The same, with prefixes of further names whose rest is unknown.
     #[must_use]
     pub fn beginning(self, beginnings: impl IntoIterator<Item = String>) -> Self {
         Self { beginnings: beginnings.into_iter().collect(), ..self }
@@ -53,13 +53,13 @@ impl WireNames {
         Cow::Owned(if wire.len() > MAX || wire.is_empty() { with_hash(name, &wire) } else { wire })
     }
 
-    /// Our name of a tool that is known, which may be given by the one on the wire.
+    /// Our name of a known tool, given by our name or by its wire name.
     pub fn known(&self, name: &str) -> Option<&str> {
         let (ours, of_wire) = (self.to_wire.get_key_value(name), self.to_ours.get(name));
         ours.map(|(ours, _)| ours).or(of_wire).map(String::as_str)
     }
 
-    /// Our name; an unknown wire name is returned unchanged, but for a beginning that is known.
+    /// Our name. An unknown wire name is returned unchanged, except that a known prefix is translated.
     pub fn to_ours(&self, wire: &str) -> String {
         if let Some(ours) = self.to_ours.get(wire) {
             return ours.clone();

@@ -1,8 +1,8 @@
 //! Opaque blocks: who gets them back.
 //!
-//! They go to the provider that wrote them, as long as it speaks the API that they are written in:
-//! the configuration may give its name to a server of another kind. Which API that is, their form
-//! says. Blocks that name a model go to that model alone.
+//! They are sent to the provider that wrote them, as long as it speaks the API of the blocks: the
+//! configuration may have given its name to a server of another kind. The form of the blocks tells
+//! their API. Blocks that name a model are sent to that model alone.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::message::{AssistantMessage, OpaqueBlocks};
 use crate::model::ProviderKind;
 
-/// What their form says of blocks.
+/// What the form of opaque blocks tells about them.
 struct Form<'a> {
     kind: ProviderKind,
     /// The only model that they are for.

@@ -1,7 +1,7 @@
-//! What a definition passes on to providers by name.
+//! Provider options that a definition passes on by name.
 //!
-//! It is written beside what a request has of its own; an object that both have is written once,
-//! with the names of both. That nothing is written twice is checked when a definition is loaded
+//! They are written next to the members of the request itself. An object that both have is written
+//! once, with the members of both. Duplicate members are refused when a definition is loaded
 //! (`run::check_passed`).
 
 use serde::{Serialize, Serializer};
@@ -19,7 +19,7 @@ impl<'a> Passed<'a> {
         Self { all: Some(all), but: "" }
     }
 
-    /// Without the object that the request has of its own, too.
+    /// Without the object that the request has, too: its members are written by [`Self::within`].
     pub(super) fn beside(self, shared: &'static str) -> Self {
         Self { but: shared, ..self }
     }

@@ -42,7 +42,7 @@ pub(super) fn bounded(mut completion: Completion) -> Result<Completion, Unusable
     Ok(completion)
 }
 
-/// The member `usage` of an answer, whatever else it says.
+/// The member `usage` of an answer, even if the rest of it is unusable.
 pub(super) fn member_usage(body: &[u8]) -> Option<&RawValue> {
     #[derive(Deserialize)]
     struct Answer<'a> {
@@ -66,7 +66,7 @@ pub(super) fn capped(mut usage: Usage) -> Usage {
     usage
 }
 
-/// Leaves out the calls beyond what is read of an answer; in words, where there are any.
+/// Removes the calls beyond [`MAX_CALLS`]; returns a note about it if there were any.
 pub(super) fn leave_out_calls(completion: &mut Completion) -> Option<String> {
     let has_more = completion.tool_calls.len() > MAX_CALLS;
     completion.tool_calls.truncate(MAX_CALLS);

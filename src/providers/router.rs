@@ -42,12 +42,11 @@ use crate::run::{Thinking, TraceSpan};
 pub struct ProviderEntry {
     pub provider: Arc<dyn Provider>,
     pub kind: ProviderKind,
-    /// Tries after the first one, per model, after faults; and after refusals where another model can
-    /// take over.
+    /// Retries per model after transient failures; also after refusals if there is a fallback model.
     pub max_retries: u32,
-    /// How long refusals (429) without an answer in between are outlived.
+    /// For how long calls wait out a series of refusals (429) without an answer in between.
     pub rate_limit_patience: Duration,
-    /// Of one try, from the request to the end of the answer.
+    /// The timeout of one try, from the request to the end of the answer.
     pub timeout: Duration,
     /// Concurrent tries; further ones wait in order. Absent: no limit.
     pub max_concurrency: Option<usize>,
@@ -103,7 +102,7 @@ struct ProviderState {
     /// Fair: first come, first served.
     slots: Option<Semaphore>,
     breakers: Breakers,
-    /// What is known of refusals of the whole account.
+    /// The gate for refusals that concern the whole account.
     account: RefusalGate,
 }
 
@@ -197,8 +196,8 @@ impl Router {
         Ok(Route { provider, model, capabilities, price: self.prices.of(provider, model), state })
     }
 
-    /// The tokens that thinking takes beside an answer of so many, by the one of these models that
-    /// takes the most.
+    /// The tokens that thinking takes in addition to an answer of `answer` tokens: the maximum over these
+    /// models.
     pub fn thinking_beside(&self, models: &[String], thinking: Thinking, answer: u32) -> u32 {
         let routes = models.iter().filter_map(|model| self.resolve(model).ok());
         let beside = routes
@@ -206,8 +205,8 @@ impl Router {
         beside.max().unwrap_or(0)
     }
 
-    /// The failure that a run which begins now would get from its providers, where each of its models is known
-    /// to be refused. Waits while that is being found out. Cancel-safe.
+    /// The failure that a run would get if it began now, because the providers are known to refuse each
+    /// of its models. Waits while a probe is still finding out. Cancel-safe.
     pub async fn refusal(&self, models: &[String]) -> Option<ProviderError> {
         let mut first = None;
         for model in models {
@@ -225,14 +224,14 @@ impl Router {
         first
     }
 
-    /// How many models of each provider their breakers leave alone.
+    /// The number of models of each provider whose breakers are open.
     pub fn open_breakers(&self) -> impl Iterator<Item = (&str, usize)> {
         let now = Instant::now();
         self.providers.iter().map(move |(name, state)| (name.as_str(), state.breakers.open(now)))
     }
 
-    /// What a call has taken when its answer broke off after so many bytes, estimated; with the
-    /// cost if there is a price.
+    /// The estimated usage of a call whose answer broke off after `received` bytes; with the cost if there
+    /// is a price.
     pub fn usage_so_far(&self, model: &str, request: &ModelRequest<'_>, received: usize) -> Usage {
         let written = estimate::tokens(received);
         let (conversation, tools) = (request.conversation, request.tools);
@@ -315,7 +314,7 @@ impl Router {
     }
 }
 
-/// What came of one try.
+/// The outcome of one try.
 #[derive(Debug)]
 pub enum Tried {
     Answered(Box<Answer>),

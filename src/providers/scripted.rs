@@ -49,7 +49,7 @@ impl Scripted {
         Self { dir, loaded: Mutex::default() }
     }
 
-    /// Whether there is a scenario of that name that can be played.
+    /// Checks that a scenario of that name exists and can be played.
     ///
     /// # Errors
     /// What is wrong: the name, the file, or a line in it.
@@ -66,8 +66,8 @@ impl Scripted {
         let file = format!("{name}.yaml");
         let Ok(text) = std::fs::read_to_string(self.dir.join(&file)) else { return vec![first] };
         let mistakes = mistakes::all(&text, |_| None, |text| Scenario::parse(text).map(drop));
-        let told = |mistake| self.beneath_dir(&format!("{file}: {mistake}"));
-        let others = mistakes.iter().map(told);
+        let with_file = |mistake| self.beneath_dir(&format!("{file}: {mistake}"));
+        let others = mistakes.iter().map(with_file);
         let others = others.filter(|other| *other != first).collect::<Vec<_>>();
         std::iter::once(first).chain(others).collect()
     }
@@ -83,9 +83,9 @@ impl Scripted {
         names
     }
 
-    /// What begins with the name of a file, with that of its directory.
-    fn beneath_dir(&self, told: &str) -> String {
-        format!("{}/{told}", self.dir.file_name().unwrap_or_default().display())
+    /// Puts the name of the directory before a text that begins with a file name.
+    fn beneath_dir(&self, file: &str) -> String {
+        format!("{}/{file}", self.dir.file_name().unwrap_or_default().display())
     }
 
     fn not_there(&self, name: &str) -> String {

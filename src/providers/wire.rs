@@ -17,11 +17,12 @@ use reqwest::{Client, Response, redirect, retry};
 use secrecy::{ExposeSecret, SecretString};
 use serde::de::IgnoredAny;
 use tokio::time::{Instant, timeout_at};
-use url::{Host, Url};
+use url::Url;
 
 use super::failure::{self, Reported};
 use super::received::Unusable;
 use super::{FailureKind, ProviderError};
+use crate::bounds::address::is_loopback;
 use crate::bounds::frames::{Frame, Framing, Splitter};
 use crate::bounds::retry_after::retry_after;
 use crate::bounds::{json, memory};
@@ -50,7 +51,7 @@ pub struct WireSettings {
     pub base_url: Url,
     /// Absent if the server needs none.
     pub api_key: Option<SecretString>,
-    /// The environment variable that should have the key and is not set.
+    /// The environment variable that should hold the key, if it is not set.
     pub missing_key: Option<String>,
     /// Sent with every request; their values are treated as secrets.
     pub headers: Vec<(String, String)>,
@@ -400,15 +401,6 @@ fn endpoint(mut base_url: Url, path: &[&str]) -> Result<Url, WireSettingsError> 
         .pop_if_empty()
         .extend(path);
     Ok(base_url)
-}
-
-fn is_loopback(url: &Url) -> bool {
-    match url.host() {
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => address.is_loopback(),
-        Some(Host::Domain(name)) => name == "localhost",
-        None => false,
-    }
 }
 
 fn sensitive(value: &str) -> Option<HeaderValue> {

@@ -89,7 +89,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The place that an address means.
+    /// The target of an address.
     pub fn of(url: &Url, declared: bool) -> Self {
         Self {
             scheme: url.scheme().to_owned(),
@@ -107,7 +107,7 @@ impl Action {
         Self { what, effect, destructive: false, egress: false, lines: 0, makes: Vec::new() }
     }
 
-    /// Whether it does something that another one does not: at another place, or with more effect.
+    /// Whether it does more than another action: at another target, or with more effect.
     pub fn goes_beyond(&self, other: &Self) -> bool {
         self.what != other.what
             || self.effect > other.effect
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_for_an_event_is_not_kept() {
+    fn actions_too_large_for_an_event_are_not_recorded() {
         let reads = |count: usize| -> Arc<[Action]> {
             let read = Action::new(ActionKind::Read { path: "p".repeat(100) }, Effect::Read);
             std::iter::repeat_n(read, count).collect()

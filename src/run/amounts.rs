@@ -64,12 +64,13 @@ pub struct CapExceeded {
 }
 
 impl CapExceeded {
-    /// Whether it may be granted once the calls under way have settled.
+    /// Whether the reservation may succeed once the calls in progress have settled.
     pub fn may_settle(&self) -> bool {
         self.may_be_less() && self.used.saturating_add(self.wanted) <= self.max
     }
 
-    /// Whether calls take less than they reserve: model calls, which wait for nothing that is reserved.
+    /// Whether this is a cap of model calls, which mostly take less than they reserve, and do not wait while they
+    /// have a reservation.
     pub fn may_be_less(&self) -> bool {
         matches!(self.limit, "max_total_tokens" | "max_cost_usd")
     }
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_reserved_may_settle() {
+    fn reserved_amounts_may_settle() {
         let caps = Caps {
             tokens: Some(100),
             micro_usd: Some(100),

@@ -1,4 +1,4 @@
-//! What a run has read, as far as it matters to what it may do: two labels.
+//! The two labels of a run, which say what it has read and restrict what it may do.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,7 @@ impl Labels {
         }
     }
 
-    /// What a source of these yields gives.
+    /// The labels of these yields.
     pub fn yielded(yields: &[Yield]) -> Self {
         let has = |wanted| yields.contains(&wanted);
         Self { untrusted: has(Yield::Untrusted), private: has(Yield::Private) }

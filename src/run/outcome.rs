@@ -1,7 +1,7 @@
 //! How a run ended.
 //!
-//! An outcome is the content of a run's last event. When a run ends, and with which outcome, is the
-//! state machine's to decide.
+//! An outcome is the content of a run's last event. The state machine decides when a run ends, and with which
+//! outcome.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

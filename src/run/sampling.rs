@@ -1,7 +1,7 @@
-//! How a model is asked to choose its words, and what else is passed on to its provider by name.
+//! Sampling parameters, and further options that are passed to a provider unchanged.
 //!
-//! The bounds of each option are those of the providers that have it; whether a model has it is the
-//! capability table's to say. What the service itself writes into a request cannot be passed on.
+//! The bounds of each parameter are those of the providers that support it; the capability table tells which
+//! models do. Options that the service itself writes into a request cannot be passed.
 
 use std::ops::RangeInclusive;
 
@@ -15,13 +15,13 @@ use crate::bounds::json::is_nested_within;
 
 /// Texts that end an answer, at most.
 const MAX_STOPS: usize = 4;
-/// Bytes of one of them.
+/// Bytes of one such text.
 const MAX_STOP: usize = 256;
-/// Bytes of all that is passed on, as JSON.
+/// Bytes of all passed options, as JSON.
 const MAX_PASSED: usize = 16 * 1024;
-/// Levels of it.
+/// Levels of nesting of passed options.
 const MAX_LEVELS: usize = 8;
-/// Bytes of a name.
+/// Bytes of the name of a passed option.
 const MAX_NAME: usize = 64;
 
 /// Sampling parameters.
@@ -76,10 +76,10 @@ fn one_or_several<'de, D: Deserializer<'de>>(
 }
 
 impl Sampling {
-    /// What is wrong with a value, with the name of the option.
+    /// Checks the bounds of all parameters.
     ///
     /// # Errors
-    /// The first one that is out of bounds.
+    /// The name of the first parameter out of bounds, and what is wrong with it.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
         let table: [(&str, Option<f64>, RangeInclusive<f64>); 5] = [
             ("temperature", self.temperature, 0.0..=2.0),
@@ -103,7 +103,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// This, with what another one sets in its place.
+    /// These parameters, overridden by those that `other` sets.
     #[must_use]
     pub fn overridden_by(&self, other: &Self) -> Self {
         Self {
@@ -136,8 +136,8 @@ impl Sampling {
     }
 }
 
-/// What the service writes into requests, in one API or another, and a definition must not: its own
-/// settings have other keys, and the rest decides what an answer is.
+/// Fields that the service writes into requests of some API, and that a definition must not pass: they have
+/// settings of their own, or determine the form of answers.
 const OWNED: [&str; 45] = [
     "model",
     "messages",
@@ -186,7 +186,7 @@ const OWNED: [&str; 45] = [
     "template",
 ];
 
-/// Objects of requests that the service writes a part of, with the names that are its own.
+/// Objects of requests of which the service writes some fields, with the names of those fields.
 const SHARED: [(&str, &[&str]); 3] = [
     (
         "options",
@@ -205,7 +205,7 @@ const SHARED: [(&str, &[&str]); 3] = [
     ("output_config", &["format", "effort"]),
 ];
 
-/// Checks what a definition passes on.
+/// Checks the options that a definition passes to the provider.
 ///
 /// # Errors
 /// The key beneath `provider_options`, empty for all of it, and what is wrong with it.
@@ -237,8 +237,7 @@ pub fn check_passed(passed: &Map<String, Value>) -> Result<(), (String, String)>
     Ok(())
 }
 
-/// The key of the first option among those that are set whose name a text holds: what a provider
-/// refuses.
+/// The key of the first set option that a provider's error text names.
 pub fn named_option(
     text: &str,
     sampling: &Sampling,
@@ -280,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_passed_on_is_bounded_and_overrides_nothing() {
+    fn provider_options_are_bounded_and_override_nothing() {
         let mut deep = json!(1);
         for _ in 0..MAX_LEVELS {
             deep = json!([deep]);
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_provider_refuses_is_found_by_its_name() {
+    fn a_refused_option_is_found_by_its_name() {
         let sampling =
             Sampling { seed: Some(1), stop: Some(vec!["x".into()]), ..Sampling::default() };
         let passed = json!({"user": "u", "options": {"top_k": 1}});

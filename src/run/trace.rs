@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 /// Longest suffix that a later version of `traceparent` may append, in bytes.
-const LONGEST_REST: usize = 128;
+const MAX_SUFFIX: usize = 128;
 
 /// Constant properties of a run, for observers of its writes.
 #[derive(Debug, Clone, PartialEq)]
@@ -134,7 +134,7 @@ pub fn is_traceparent(header: &str) -> bool {
 }
 
 /// Trace, parent span and the sampled flag. The suffix of a later version is ignored up to
-/// [`LONGEST_REST`] (W3C Trace Context, sections 3.2 and 4).
+/// [`MAX_SUFFIX`] (W3C Trace Context, sections 3.2 and 4).
 fn parse(header: &str) -> Option<(u128, u64, bool)> {
     let (known, rest) = header.split_at_checked(55)?;
     let mut fields = known.split('-');
@@ -148,7 +148,7 @@ fn parse(header: &str) -> Option<(u128, u64, bool)> {
     let fits = match version {
         0 => rest.is_empty(),
         0xff => false,
-        _ => rest.is_empty() || rest.starts_with('-') && rest.len() <= LONGEST_REST,
+        _ => rest.is_empty() || rest.starts_with('-') && rest.len() <= MAX_SUFFIX,
     };
     let parent = u64::try_from(parent).ok()?;
     (fits && trace_id != 0 && parent != 0).then_some((trace_id, parent, flags & 1 == 1))
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_traceparent_begins_a_trace() {
+    fn an_invalid_traceparent_begins_a_new_trace() {
         let good = format!("00-{TRACE}-{PARENT}-01");
         let bad = [
             String::new(),

@@ -1,9 +1,9 @@
-//! Closing of the audit log: when stretches are closed, and what signs them.
+//! Closes stretches of the audit log, and signs them.
 //!
-//! Every replica looks now and then, and one at a time closes; no commit waits for it. Each remembers
-//! the newest stretch of each tenant: where that is gone, or another one, someone changed the
-//! database, and the replica signs nothing that was made of it. What a stretch is, and how it is
-//! compared with its records, is the store's.
+//! Every replica tries regularly, and one at a time closes; no commit waits for it. Each replica remembers the
+//! newest stretch of each tenant. If that stretch is missing or different, the database was tampered with, and
+//! the replica signs nothing more of this tenant. The store defines stretches and compares them with their
+//! records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,13 +24,13 @@ use crate::store::{
     StoreError,
 };
 
-/// Records of a stretch.
-const RECORDS: usize = 1000;
-/// The age at which fewer are closed.
-const AGE: TimeDelta = TimeDelta::hours(1);
-/// The age at which no record is on its way any more: longer than a run waits for the store.
-const SETTLED: TimeDelta = TimeDelta::minutes(5);
-/// How often there is a look.
+/// Records in a full stretch.
+const STRETCH_RECORDS: usize = 1000;
+/// The age of a record at which fewer records are closed.
+const STRETCH_AGE: TimeDelta = TimeDelta::hours(1);
+/// The age at which no older record can still be committed: longer than a run waits for the store.
+const SETTLED_AGE: TimeDelta = TimeDelta::minutes(5);
+/// How often this replica tries to close stretches.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Signs stretches: HMAC-SHA256 of their hashes. Keys that were replaced still verify what they
@@ -72,15 +72,15 @@ impl fmt::Debug for AuditKey {
     }
 }
 
-/// What this process knows of the chain of a tenant.
+/// The state of a tenant's chain, as known to this process.
 #[derive(Debug, Clone)]
 enum Seen {
     Head(ChainHead),
-    /// The head that it knew was replaced. Nothing more is closed.
+    /// The known head was replaced. Nothing more is closed.
     Replaced(Act, TamperRecord),
 }
 
-/// Whether that is recorded.
+/// Whether the replacement is recorded in the audit log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TamperRecord {
     Written,
@@ -90,7 +90,7 @@ enum TamperRecord {
 /// Closes stretches of the store's audit log, and checks those that are closed.
 pub struct AuditChain {
     store: Arc<Store>,
-    /// What signs the stretches; absent: they are not signed.
+    /// The key that signs the stretches; absent: they are not signed.
     key: Option<AuditKey>,
     /// How long records are kept; for ever where absent.
     retention: Option<TimeDelta>,
@@ -98,7 +98,7 @@ pub struct AuditChain {
     heads: Mutex<BTreeMap<String, Seen>>,
 }
 
-/// Logs that a chain has not the head any more that was known, and makes the record of that.
+/// Logs that the known head of a chain was replaced, and makes the audit record of that.
 fn replaced(tenant: String, known: &ChainHead, stored: Option<&ChainHead>) -> Act {
     let (number, hash) = (known.number, hex::encode(&known.hash));
     let stored_number = stored.map(|head| head.number);
@@ -144,7 +144,11 @@ impl AuditChain {
 
     async fn close_complete(&self) -> Result<(), StoreError> {
         let now = self.store.now().await?;
-        let closing = Closing { records: RECORDS, settled: now - SETTLED, aged: now - AGE };
+        let closing = Closing {
+            records: STRETCH_RECORDS,
+            settled: now - SETTLED_AGE,
+            aged: now - STRETCH_AGE,
+        };
         let mut tenants: BTreeSet<String> = self.heads.lock().keys().cloned().collect();
         tenants.extend(self.store.audited_tenants().await?);
         for tenant in tenants {

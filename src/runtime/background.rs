@@ -1,7 +1,6 @@
-//! What a run brings along beside its inputs: history, skills, memories.
+//! The background of a run: history, skills and memories, in addition to its inputs.
 //!
-//! It is looked up once, when the run is opened, and then stands in the run's journal: a run that
-//! goes on elsewhere reads it there.
+//! It is looked up once, when the run is opened, and recorded in the journal, where a resumed run finds it.
 
 use uuid::Uuid;
 
@@ -18,29 +17,28 @@ use crate::run::{Caller, Labels, OnInjection, Overrides};
 use crate::store::{NewRun, StoreError};
 use crate::tools::scan::{scan_inputs, scan_memories};
 
-/// What earlier runs of a session give to the next one.
+/// What the next run of a session takes from earlier ones.
 struct Earlier {
     history: History,
-    /// What they had read.
+    /// Their labels.
     labels: Labels,
-    /// Those whose journals are damaged. They give nothing, and what they had read is not known.
+    /// Runs with damaged journals. They contribute no turns, and their labels are unknown.
     unreadable: Vec<Uuid>,
 }
 
-/// Why a run cannot have the skills that it should begin with.
+/// Why a run cannot begin with its skills.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SkillError {
-    /// The request names one that the agent has not.
+    /// The request names a skill that the agent does not have.
     #[error("{}", .0.message)]
     Refused(ValidationError),
-    /// The file of one is gone.
+    /// The file of a skill is missing.
     #[error("there is no skill named {0:?}")]
     Missing(String),
 }
 
 impl Runtime {
-    /// What this run brings along; `earlier` are the runs of its session before it, the oldest
-    /// first.
+    /// The background of this run; `earlier` are the earlier runs of its session, the oldest first.
     pub(super) async fn background(
         &self,
         plan: &Plan,
@@ -92,7 +90,7 @@ impl Runtime {
         }
     }
 
-    /// What these runs give to the next one of their session; the oldest comes first.
+    /// What the next run of their session takes from these runs; the oldest comes first.
     async fn earlier(
         &self,
         tenant: &str,
@@ -160,7 +158,7 @@ impl Runtime {
     }
 }
 
-/// What a run's warnings say of an earlier run that cannot be read.
+/// The warning about an earlier run that cannot be read.
 fn without(run: &Uuid) -> String {
     format!(
         "The earlier run {run} of the session cannot be read: its messages are left out, and this run counts as \

@@ -1,9 +1,9 @@
-//! Who follows which run: durable events on their way to readers on this replica.
+//! Publishes durable events to the readers of runs on this replica.
 //!
-//! A run has a channel while it has followers. The writer publishes what it has committed; for runs
-//! that other replicas drive, a poller reads the journal instead ([`super::journal_poller`]). The ring of a channel is
-//! bounded and shared by all its readers, and never waits for one: a reader that falls behind, or
-//! meets a gap, reads the journal ([`super::follow`]). Nothing is decided here about what readers see.
+//! A run has a channel while it has followers. The writer publishes what it has committed; for runs that other
+//! replicas drive, a poller reads the journal ([`super::journal_poller`]). The buffer of a channel is bounded,
+//! shared by all its readers, and never waits for one: a reader that falls behind, or finds a gap, reads the
+//! journal ([`super::follow`]). What readers may see is not decided here.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,18 +21,17 @@ use crate::event::{Event, ModelDelta, RunEvent, ToolProgress};
 
 /// Events that a reader may be behind before it is sent to the journal.
 const RING: usize = 256;
-/// Bytes of an event, as JSON, that is kept in the ring.
-const KEPT: usize = 32 << 10;
-/// Pieces of progress that wait for the event in front of them.
+/// Events of more bytes than this, as JSON, are not kept in the buffer.
+const MAX_KEPT_BYTES: usize = 32 << 10;
+/// Progress messages that may wait for the event before them.
 const MAX_EARLY: usize = 16;
 
-/// Something that is published to readers, and its form on the wire, which the first reader that needs it
-/// makes for all.
+/// A published item with its wire format, which the first reader that needs it encodes for all readers.
 #[derive(Debug)]
 pub struct Published {
     /// What is published.
     pub item: StreamItem,
-    /// The frame that readers are sent; empty until the first reader needs it.
+    /// The encoded frame; empty until the first reader needs it.
     pub frame: OnceCell<Bytes>,
 }
 
@@ -42,17 +41,17 @@ pub struct Published {
 pub enum StreamItem {
     /// A durable event.
     Event(Event),
-    /// The number of a durable event that is not kept for readers, mostly as too large: it is in the
-    /// journal, and so are those before it.
+    /// The number of a durable event that is not in the buffer, mostly because it is too large. Readers find it,
+    /// and all events before it, in the journal.
     Large(i64),
-    /// A piece of an answer, for those who follow live.
+    /// A piece of an answer, for live followers.
     Delta(DateTime<Utc>, ModelDelta),
-    /// What a call says of its progress, for those who follow live.
+    /// The progress of a call, for live followers.
     Progress(DateTime<Utc>, ToolProgress),
 }
 
 impl StreamItem {
-    /// Whether the run may be parked now.
+    /// Whether the run may be parked after this item.
     pub fn may_park(&self) -> bool {
         let Self::Event(event) = self else { return false };
         matches!(
@@ -63,14 +62,14 @@ impl StreamItem {
         )
     }
 
-    /// Whether nothing can follow.
+    /// Whether this is the last item of the run.
     pub fn is_the_end(&self) -> bool {
         matches!(self, Self::Event(event) if event.what.ending().is_some())
     }
 }
 
 impl Published {
-    /// An item without its wire form.
+    /// An item that is not encoded yet.
     pub fn new(item: StreamItem) -> Self {
         Self { item, frame: OnceCell::new() }
     }
@@ -80,14 +79,14 @@ impl Published {
 #[derive(Debug, Default)]
 pub(super) struct Bus {
     channels: Mutex<Channels>,
-    /// A channel was made.
+    /// Notified when a channel is created.
     joined: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Channels {
     by_run: HashMap<Uuid, Weak<Channel>>,
-    /// Whether a task looks for what other replicas write.
+    /// Whether the poller is running.
     are_polled: bool,
 }
 
@@ -99,24 +98,24 @@ pub(super) struct Channel {
     bus: Weak<Bus>,
     sender: broadcast::Sender<Arc<Published>>,
     published: Mutex<Progress>,
-    /// Cancelled when the run is there no more, so that nothing can follow.
+    /// Cancelled when the run is deleted.
     is_gone: CancellationToken,
 }
 
-/// How far a channel is.
+/// What a channel has published, and what waits to be published.
 #[derive(Debug)]
 struct Progress {
     /// The newest event that was published.
     last: i64,
-    /// A complete answer, in pieces that belong behind an event which is not published yet.
+    /// The pieces of a complete answer that come after an event which is not published yet.
     waiting: Option<(i64, Vec<ModelDelta>)>,
-    /// What calls said before the event of their start was published.
+    /// Progress of calls whose start is not published yet.
     early: Vec<(i64, ToolProgress)>,
 }
 
 impl Bus {
-    /// The run's channel, and whether the caller has to start the poller. `after` is the last event
-    /// known to the one who asks.
+    /// The run's channel, and whether the caller has to start the poller. `after` is the last event that the
+    /// reader has.
     pub(super) fn channel(
         self: &Arc<Self>,
         tenant: &str,
@@ -137,12 +136,12 @@ impl Bus {
         (channel, !std::mem::replace(&mut channels.are_polled, true))
     }
 
-    /// Resolves when another run is followed.
+    /// Resolves when a further run is followed.
     pub(super) async fn joined(&self) {
         self.joined.notified().await;
     }
 
-    /// The channels of all followed runs, for the poller. Where there are none it ends, and the next
+    /// The channels of all followed runs, for the poller. `None` if there are none: the poller ends, and the next
     /// channel starts another one.
     pub(super) fn to_poll(&self) -> Option<Vec<Arc<Channel>>> {
         let mut channels = self.channels.lock();
@@ -151,7 +150,7 @@ impl Bus {
         channels.are_polled.then_some(followed)
     }
 
-    /// Tells the run's readers, if it has any. The events are durable.
+    /// Publishes durable events to the run's readers, if it has any.
     pub(super) fn publish(&self, run: Uuid, events: &[Event]) {
         if let Some(channel) = self.followed(run) {
             channel.publish(events.iter().cloned());
@@ -165,7 +164,7 @@ impl Bus {
 }
 
 impl Channel {
-    /// Passes on what was not published yet, and the pieces that wait for it.
+    /// Publishes new events, and the pieces that wait for them.
     pub(super) fn publish(&self, events: impl Iterator<Item = Event>) {
         let mut published = self.published.lock();
         for event in events {
@@ -174,14 +173,14 @@ impl Channel {
                 let is_large = is_large(&event);
                 let item =
                     if is_large { StreamItem::Large(event.seq) } else { StreamItem::Event(event) };
-                self.tell(item);
+                self.send(item);
             }
             self.pass_on_waiting(&mut published);
         }
     }
 
-    /// Passes on what waits for the last event that was published. Pieces of an answer that belong
-    /// further ahead come too late: the whole answer may be among the events since.
+    /// Publishes what waits for the last published event. Pieces of an earlier answer are dropped, because the
+    /// event with the whole answer may be published already.
     fn pass_on_waiting(&self, published: &mut Progress) {
         let last = published.last;
         if let Some((after, pieces)) = published.waiting.take_if(|(after, _)| *after <= last)
@@ -190,7 +189,7 @@ impl Channel {
             self.publish_deltas(pieces.into_iter());
         }
         for (_, progress) in published.early.extract_if(.., |(after, _)| *after <= last) {
-            self.tell(StreamItem::Progress(clock::now(), progress));
+            self.send(StreamItem::Progress(clock::now(), progress));
         }
     }
 
@@ -204,19 +203,18 @@ impl Channel {
         self.is_gone.cancelled().await;
     }
 
-    /// All events up to number `last` are in the journal. Readers who have not got them yet read them
-    /// there; what waits for the last one is passed on.
+    /// Marks all events up to number `last` as published without sending them: readers that lack them read the
+    /// journal. Publishes what waits for the last one.
     pub(super) fn mark_published(&self, last: i64) {
         let mut published = self.published.lock();
         if last > published.last {
             published.last = last;
-            self.tell(StreamItem::Large(last));
+            self.send(StreamItem::Large(last));
             self.pass_on_waiting(&mut published);
         }
     }
 
-    /// Passes on the rest of an answer that belongs behind event number `after`, as soon as that is
-    /// published.
+    /// Publishes the rest of an answer, as soon as event number `after` is published.
     pub(super) fn publish_answer(&self, after: i64, rest: Vec<ModelDelta>) {
         let mut published = self.published.lock();
         if published.last >= after {
@@ -226,23 +224,23 @@ impl Channel {
         }
     }
 
-    /// Passes on pieces of an answer.
+    /// Publishes pieces of an answer.
     pub(super) fn publish_deltas(&self, deltas: impl Iterator<Item = ModelDelta>) {
-        deltas.for_each(|delta| self.tell(StreamItem::Delta(clock::now(), delta)));
+        deltas.for_each(|delta| self.send(StreamItem::Delta(clock::now(), delta)));
     }
 
-    /// Passes on what a call says, once event number `after` is published. Of what has to wait for
-    /// that only the beginning is kept.
+    /// Publishes the progress of a call, once event number `after` is published. Only the first few messages may
+    /// wait for that.
     pub(super) fn publish_progress(&self, after: i64, progress: ToolProgress) {
         let mut published = self.published.lock();
         if published.last >= after {
-            self.tell(StreamItem::Progress(clock::now(), progress));
+            self.send(StreamItem::Progress(clock::now(), progress));
         } else if published.early.len() < MAX_EARLY {
             published.early.push((after, progress));
         }
     }
 
-    fn tell(&self, item: StreamItem) {
+    fn send(&self, item: StreamItem) {
         let _ = self.sender.send(Arc::new(Published::new(item))); // there may be no reader at the moment
     }
 
@@ -257,12 +255,12 @@ impl Channel {
     }
 }
 
-/// Whether an event has more than [`KEPT`] bytes as JSON.
+/// Whether an event has more than [`MAX_KEPT_BYTES`] bytes as JSON.
 fn is_large(event: &Event) -> bool {
-    serde_json::to_writer(Room(KEPT), event).is_err()
+    serde_json::to_writer(Room(MAX_KEPT_BYTES), event).is_err()
 }
 
-/// Room for so many bytes.
+/// A writer that fails after this number of bytes.
 struct Room(usize);
 
 impl io::Write for Room {
@@ -302,7 +300,7 @@ mod tests {
         ModelDelta { attempt: 1, iteration: 1, piece: Piece::Text(text.into()) }
     }
 
-    /// What a reader has received so far, each in a word.
+    /// What a reader has received so far, as short texts.
     fn received(reader: &mut broadcast::Receiver<Arc<Published>>) -> Vec<String> {
         let mut all = Vec::new();
         while let Ok(published) = reader.try_recv() {
@@ -328,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_passed_on_when_its_event_was_read_from_the_journal() {
+    fn a_waiting_answer_is_published_when_its_event_was_read_from_the_journal() {
         let bus = Arc::new(Bus::default());
         let (channel, _) = bus.channel("t", Uuid::nil(), 3);
         let mut reader = channel.subscribe();
@@ -341,16 +339,18 @@ mod tests {
     }
 
     #[test]
-    fn of_a_large_event_the_number_is_told() {
+    fn only_the_number_of_a_large_event_is_published() {
         let bus = Arc::new(Bus::default());
         let (channel, _) = bus.channel("t", Uuid::nil(), 3);
         let mut reader = channel.subscribe();
         let large =
             |seq, bytes| Event { what: RunEvent::interrupted("x".repeat(bytes)), ..event(seq) };
-        channel.publish([large(4, KEPT / 2), large(5, KEPT), event(6)].into_iter());
-        let mut told = Vec::new();
+        channel.publish(
+            [large(4, MAX_KEPT_BYTES / 2), large(5, MAX_KEPT_BYTES), event(6)].into_iter(),
+        );
+        let mut received_events = Vec::new();
         while let Ok(published) = reader.try_recv() {
-            told.push(match &published.item {
+            received_events.push(match &published.item {
                 StreamItem::Event(event) => (event.seq, false),
                 StreamItem::Large(seq) => (*seq, true),
                 StreamItem::Delta(..) | StreamItem::Progress(..) => {
@@ -358,11 +358,11 @@ mod tests {
                 }
             });
         }
-        assert_eq!(told, [(4, false), (5, true), (6, false)]);
+        assert_eq!(received_events, [(4, false), (5, true), (6, false)]);
     }
 
     #[test]
-    fn what_a_call_says_comes_behind_its_start() {
+    fn progress_of_a_call_comes_after_its_start() {
         let bus = Arc::new(Bus::default());
         let (channel, _) = bus.channel("t", Uuid::nil(), 3);
         let mut reader = channel.subscribe();
@@ -371,15 +371,15 @@ mod tests {
         (0..MAX_EARLY + 3).for_each(|n| channel.publish_progress(5, said(n)));
         channel.publish([event(4), event(5)].into_iter());
         channel.publish_progress(5, said(99));
-        let mut told = Vec::new();
+        let mut received_events = Vec::new();
         while let Ok(published) = reader.try_recv() {
-            told.push(match &published.item {
+            received_events.push(match &published.item {
                 StreamItem::Event(event) => event.seq,
                 StreamItem::Large(_) | StreamItem::Delta(..) => panic!("there is no answer"),
                 StreamItem::Progress(_, said) => 100 + said.progress.as_i64().unwrap(),
             });
         }
         let expected: Vec<i64> = [4, 5].into_iter().chain(100..116).chain([199]).collect();
-        assert_eq!(told, expected);
+        assert_eq!(received_events, expected);
     }
 }

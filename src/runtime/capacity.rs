@@ -1,4 +1,4 @@
-//! What bounds the runs that this replica drives: slots, the places of tenants and keys, and memory.
+//! The limits for the runs that this replica drives: slots, the places of tenants and keys, and memory.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use super::slots::RunSlots;
 use crate::bounds::memory;
 use crate::engine::Room;
 
-/// Runs that are taken from the queue at once, at most.
+/// Runs that are claimed at a time, at most.
 const MAX_CLAIM: usize = 64;
 
-/// The room that there is for runs.
+/// The limits for runs.
 pub(super) struct Capacity {
     pub(super) slots: RunSlots,
     pub(super) places: Arc<Places>,
@@ -23,8 +23,8 @@ impl Capacity {
         Self { slots, places, room: Arc::default() }
     }
 
-    /// How many runs may be claimed now with so many slots: one at a time where memory is scarce, and
-    /// then only where none is driven.
+    /// How many runs may be claimed now with this number of free slots. While memory is scarce it is one, and only
+    /// if no run is driven.
     pub(super) fn claimable(&self, slots: usize, driven: usize) -> usize {
         if memory::is_scarce() || self.room.is_full() {
             return slots.min(usize::from(driven == 0));

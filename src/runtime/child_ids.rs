@@ -1,6 +1,6 @@
-//! The ids of child runs: a function of the call that starts one, so that a parent which repeats the
-//! call after a crash finds its child; and of a secret of the store, so that no caller can choose a
-//! run's id to be that of a child to come.
+//! The ids of child runs. They are a function of the call, so that a parent that repeats the call after a crash
+//! finds its child; and of a secret in the store, so that no caller can choose the id of a future child for its
+//! own run.
 
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -17,7 +17,7 @@ const SECRET: &str = "child_ids";
 pub struct ChildIds(Vec<u8>);
 
 impl ChildIds {
-    /// Those of this store: of all its replicas, and after every restart.
+    /// The ids of this store, the same on all replicas and after every restart.
     ///
     /// # Errors
     /// The store failed, or there are no random numbers.
@@ -30,7 +30,7 @@ impl ChildIds {
         Self(vec![7; 32])
     }
 
-    /// The id of the child that a call means.
+    /// The id of the child run of a call.
     pub(super) fn of_call(&self, effect_key: &str) -> Uuid {
         let secret = Sha256::new().chain_update(&self.0).chain_update("child\0").finalize();
         let hash = Sha256::new().chain_update(secret).chain_update(effect_key).finalize();
@@ -39,7 +39,7 @@ impl ChildIds {
         uuid::Builder::from_custom_bytes(bytes).into_uuid()
     }
 
-    /// The child run that a dispatched call means, where it leaves work to another agent.
+    /// The id of the child run of a dispatched call, if it delegates to another agent.
     pub(super) fn of_tool(&self, tool: &str, effect_key: &str) -> Option<Uuid> {
         Delegation::of_tool(tool).map(|_| self.of_call(effect_key))
     }

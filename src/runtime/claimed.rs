@@ -1,17 +1,17 @@
-//! What a run that was claimed brings along, and why it cannot go on.
+//! The types of a claimed run: what is left to do before it is driven, and why it cannot continue.
 
 use super::workspaces::OpenError;
 use crate::engine::{FoldError, Stopped};
 use crate::store::{ClaimedRun, GivenBack, StoreError};
 
-/// Why a claimed run cannot go on.
+/// Why a claimed run cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ResumeError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("{0}")]
     Unusable(String),
-    /// It cannot be made ready here: another replica may have the tools or skills that it needs.
+    /// This replica cannot prepare it; another one may have the tools or skills that it needs.
     #[error("{0}")]
     Lacking(String),
     /// It is left to other replicas.
@@ -32,7 +32,7 @@ impl From<FoldError> for ResumeError {
     }
 }
 
-/// The journal is damaged, or of a version that this one does not know.
+/// The journal is damaged, or of an unknown version.
 pub(super) fn unreadable(why: &str) -> ResumeError {
     ResumeError::Unusable(format!("its journal cannot be read: {why}"))
 }
@@ -45,7 +45,7 @@ pub(super) fn lacking(error: &dyn std::error::Error) -> ResumeError {
     ResumeError::Lacking(error.to_string())
 }
 
-/// What a run that goes on has left to do before it is driven.
+/// What is left to do before a resumed run is driven.
 pub(super) struct Resumption {
     pub(super) claimed: ClaimedRun,
     /// Whether its replica died while it owned the run.

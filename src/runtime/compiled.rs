@@ -1,5 +1,5 @@
-//! What a definition says, in the terms of tools and governance: its tools behind its gate, the
-//! options of their calls, its policy. Also what of it is about tools that do not exist here.
+//! Translates a definition for `tools` and `governance`: its tools behind its gate, the options of their calls, and
+//! its policy. Checks that the tools that it names exist here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{
     self, AfterRule, BeforeRule, Interception, InterceptorError, Revision,
 };
+use crate::tools::mcp;
 use crate::tools::recall;
 use crate::tools::registry::Registry;
 use crate::tools::shell;
@@ -32,13 +33,16 @@ use crate::tools::use_skill::{self, UseSkill};
 use crate::tools::{Defaults, Tool};
 use crate::tools::{browser, web_fetch};
 
+/// Bytes of the names, descriptions and schemas of all tools of one agent.
+const MAX_TOOLS: usize = 2 << 20;
+
 /// Why a definition cannot run here: one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct LoadError(pub(super) DefinitionError);
 
-/// A definition's tools, and the agents among them, behind its gate. Also the check that a
-/// definition's tools exist, and that what it says of single tools is about them.
+/// A definition's tools, including those of other agents, behind its gate. Checks that the tools exist, and that
+/// settings of single tools refer to tools of the definition.
 pub(super) fn executor(
     registry: &Registry,
     skills: &Arc<Skills>,
@@ -65,6 +69,10 @@ pub(super) fn executor(
     if !definition.skills.is_empty() {
         tools.push(Arc::new(UseSkill::new(&definition.skills, lookup(skills))));
     }
+    let (mut tools, left_out) = bounded(tools)?;
+    if let Some(warning) = &left_out {
+        tracing::warn!(agent = definition.name, warning, "the tools of an agent");
+    }
     check_tool_settings(registry, definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| of_policy(definition, &e))?;
     check_credentials(registry, &gate, &definition.governance.network.credentials)?;
@@ -90,10 +98,36 @@ pub(super) fn executor(
     };
     let executor = Executor::new(tools, gate, options).map_err(|e| error(&e))?;
     let unlisted = registry.unlisted(&definition.tools);
-    Ok(executor.listed(entry).intercepted(interceptors).beside(unlisted))
+    Ok(executor.listed(entry).intercepted(interceptors).beside(unlisted).without(left_out))
 }
 
-/// Each is there, and for a host that the agent's programs may ask.
+type BoundedTools = (Vec<Arc<dyn Tool>>, Option<String>);
+
+/// The tools within the size limit, and a warning about the others. Only tools of MCP servers are left out, because
+/// they can change at any time.
+fn bounded(tools: Vec<Arc<dyn Tool>>) -> Result<BoundedTools, LoadError> {
+    let is_of_server = |tool: &Arc<dyn Tool>| tool.info().name.starts_with(mcp::PREFIX);
+    let own = tools.iter().filter(|tool| !is_of_server(tool)).map(|tool| tool.info().bytes());
+    let mut bytes = own.sum::<usize>();
+    let most = MAX_TOOLS / 1024;
+    if bytes > MAX_TOOLS {
+        let message = format!("together take {} KiB, more than {most} KiB", bytes / 1024);
+        return Err(at("tools", message));
+    }
+    let (kept, others): (Vec<_>, Vec<_>) = tools.into_iter().partition(|tool| {
+        bytes += if is_of_server(tool) { tool.info().bytes() } else { 0 };
+        !is_of_server(tool) || bytes <= MAX_TOOLS
+    });
+    let left_out = others.first().map(|first| {
+        let (first, count) = (&first.info().name, others.len());
+        format!(
+            "The tools of this agent take more than {most} KiB together: {count} tools of MCP servers are left out, from {first} on."
+        )
+    });
+    Ok((kept, left_out))
+}
+
+/// Checks that each credential exists, and is for a host that the agent's programs may reach.
 fn check_credentials(registry: &Registry, gate: &Gate, names: &[String]) -> Result<(), LoadError> {
     for (i, name) in names.iter().enumerate() {
         let wrong = |why: String| at(&format!("governance.network.credentials[{i}]"), why);
@@ -105,7 +139,7 @@ fn check_credentials(registry: &Registry, gate: &Gate, names: &[String]) -> Resu
     Ok(())
 }
 
-/// With the place of the flow rule, where one is wrong; what the other sections have is judged before.
+/// The error with the position of the wrong flow rule; the other sections are checked before.
 fn of_policy(definition: &Definition, error: &PolicyError) -> LoadError {
     let PolicyError { setting, pattern, message } = error;
     let mut rules = definition.governance.flow.iter().flatten();
@@ -128,8 +162,8 @@ pub(super) fn lookup(skills: &Arc<Skills>) -> use_skill::Lookup {
     })
 }
 
-/// A name or glob that means no tool is a mistake, and only what reads can be cached. What may be said of
-/// tools that come and go is believed, where the definition lists such tools.
+/// Refuses names and globs that match no tool, and caching for tools that do more than read. Names that may match
+/// tools of MCP servers are accepted if the definition lists such tools.
 fn check_tool_settings(
     registry: &Registry,
     definition: &Definition,
@@ -189,8 +223,8 @@ fn check_tool_settings(
     Ok(())
 }
 
-/// Whether a name that means none of an agent's tools can mean one that a caller brings along: it is
-/// neither that of another tool nor much like it.
+/// Whether a name that matches none of an agent's tools may be that of a caller's tool: it is not the name of another
+/// tool, nor similar to one.
 fn may_be_of_caller(registry: &Registry, name: &str) -> bool {
     let known = registry.tools();
     let mut names = known.iter().map(|tool| tool.info().name.as_str());
@@ -205,7 +239,7 @@ fn has_reading_commands(CommandsSection { allow, require_approval, .. }: &Comman
     allow.iter().chain(require_approval).any(|rule| rule.effect == Effect::Read)
 }
 
-/// An argument that no tool has would leave its rules without effect.
+/// Refuses path rules for arguments that no tool has, because they would have no effect.
 fn check_declared_paths(
     definition: &Definition,
     tools: &[Arc<dyn Tool>],
@@ -267,8 +301,8 @@ fn after_rules(section: &[AfterInterceptor]) -> Vec<AfterRule> {
     section.iter().map(rule).collect()
 }
 
-/// The options of a tool: those under its name, else those of the first glob that means it, one by
-/// one, else what was declared with it.
+/// The options of a tool. Each option comes from the entry of its name, else from the first matching glob, else from
+/// the tool's own declaration.
 pub(super) fn call_options(
     sections: &BTreeMap<String, ToolOptions>,
     tool: &str,
@@ -301,8 +335,7 @@ pub(super) fn call_options(
     }
 }
 
-/// What the results of a tool label a run where nothing is declared: an outsider can write what
-/// comes from outside.
+/// The default labels of a tool's results: what comes from outside is untrusted.
 fn usual_yields(tool: &str) -> Labels {
     let is_outside = matches!(tool, "web_fetch" | "browser")
         || tool.starts_with("mcp:")
@@ -375,6 +408,8 @@ pub(super) fn policy(section: &GovernanceSection) -> Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::governance::{Action, Permit};
+    use crate::tools::{ToolContext, ToolError, ToolInfo};
 
     #[test]
     fn calls_of_agents_are_not_retried() {
@@ -382,5 +417,57 @@ mod tests {
         let sections = BTreeMap::from([("*".to_owned(), retries)]);
         let of = |tool: &str| call_options(&sections, tool, Defaults::default()).retries;
         assert_eq!(["file_ops", "agent:x", "transfer_to_x"].map(of), [3, 0, 0]);
+    }
+
+    struct Large(ToolInfo);
+
+    #[async_trait::async_trait]
+    impl Tool for Large {
+        fn info(&self) -> &ToolInfo {
+            &self.0
+        }
+
+        async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
+            Ok(Vec::new())
+        }
+
+        async fn execute(&self, _: Permit, _: Value, _: &ToolContext) -> Result<String, ToolError> {
+            Ok(String::new())
+        }
+    }
+
+    fn large(name: &str, bytes: usize) -> Arc<dyn Tool> {
+        Arc::new(Large(ToolInfo {
+            name: name.to_owned(),
+            description: "d".repeat(bytes - name.len() - 2),
+            input_schema: serde_json::json!({}).into(),
+            effect: Effect::Read,
+            varies: false,
+            concurrent: false,
+            source: String::new(),
+            destructive: false,
+            defaults: Defaults::default(),
+        }))
+    }
+
+    #[test]
+    fn tools_that_do_not_fit_are_left_out_or_refused() {
+        let half = MAX_TOOLS / 2;
+        let tools = |sizes: &[(&str, usize)]| {
+            bounded(sizes.iter().map(|(name, bytes)| large(name, *bytes)).collect())
+        };
+        let names = |tools: &[Arc<dyn Tool>]| -> Vec<String> {
+            tools.iter().map(|tool| tool.info().name.clone()).collect()
+        };
+        let (kept, left_out) = tools(&[("mcp:a/x", half), ("http:b/y", half)]).unwrap();
+        assert_eq!((names(&kept).len(), left_out), (2, None));
+        let listed = [("mcp:a/x", half), ("mcp:a/y", half), ("mcp:a/z", 100), ("http:b/y", 100)];
+        let (kept, left_out) = tools(&listed).unwrap();
+        assert_eq!(names(&kept), ["mcp:a/x", "http:b/y"]);
+        let said =
+            "more than 2048 KiB together: 2 tools of MCP servers are left out, from mcp:a/y on";
+        assert!(left_out.unwrap().contains(said));
+        let refused = tools(&[("http:a/x", half), ("http:b/y", half + 1024)]).err().unwrap();
+        assert_eq!(refused.to_string(), "tools: together take 2049 KiB, more than 2048 KiB");
     }
 }

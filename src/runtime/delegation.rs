@@ -1,11 +1,9 @@
-//! Child runs: who may start one, what it inherits, and that none outlives the call that waits for
-//! it.
+//! Child runs: how they are started, what they inherit, and that none outlives the call that waits for it.
 //!
-//! A child is a run like any other, with a row, a journal and an owner of its own; its parent, which
-//! waits for it, lends it its slot. Its id follows from the call, so that a parent which goes on after
-//! a crash finds the child that it started, wherever that is driven by then. That children of an ended
-//! parent end is also seen to by the store's sweep, whatever became of the replica that waited for
-//! them.
+//! A child is a run like any other, with its own row, journal and owner. Its waiting parent lends it its slot.
+//! Its id is a function of the call, so that a parent that is resumed after a crash finds the child that it
+//! started, on whatever replica. The store's sweep ends children of ended parents, too, in case the replica
+//! that waited for them died.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -25,7 +23,7 @@ use super::slots::RunSlot;
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::{Inner, Runtime};
 use crate::agents::Agent;
-use crate::engine::{State, phrases};
+use crate::engine::{State, phrases, requirements};
 use crate::event::SERVICE;
 use crate::run::{
     Amounts, Autonomy, Caller, Caps, Labels, RunError, RunKind, RunStatus, SpanPlace,
@@ -34,7 +32,7 @@ use crate::run::{
 use crate::store::{Ownership, QueuePlace, RunRecord};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
 
-/// How often a child that is not driven here is looked at.
+/// How often the state of a child that is driven elsewhere is read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The runtime as tools see it.
@@ -49,7 +47,7 @@ impl StartRun for Children {
         let agent = call.agent.clone();
         let has_read = call.has_read.clone();
         let waits = Arc::clone(&parent);
-        // In a task of its own: a start that is under way must not be forgotten half-way.
+        // In its own task: a start in progress must not be dropped in the middle.
         let given_up = CancellationToken::new();
         let _waiting = given_up.clone().drop_guard();
         let tasks = &runtime.inner.driven.tasks;
@@ -102,7 +100,7 @@ fn is_over_shared_budget(code: &str, context: &Value) -> bool {
 }
 
 impl Runtime {
-    /// As [`Self::run_child`], until this replica gives its runs back, and with them the caller.
+    /// Like [`Self::run_child`], until this replica gives its runs back, including the parent.
     async fn run_child_here(
         self,
         parent: Arc<Parent>,
@@ -146,7 +144,7 @@ impl Runtime {
                 return ended;
             }
         }
-        // A parent that goes on elsewhere will wait for it again.
+        // The parent will wait for it again on another replica.
         while !parent.control.is_lost() {
             let reason = Some("the call that waits for it has ended");
             match self.cancel(&tenant, id, SERVICE, reason).await {
@@ -161,7 +159,7 @@ impl Runtime {
         Err(ChildFailed("The call was cancelled.".into()))
     }
 
-    /// Cancels a run that was asked to end and has not heard of it: the request may have reached
+    /// Cancels a run with a stored cancel request that it has not received yet: the request may have reached
     /// its child first.
     async fn apply_cancel_request(&self, run: &Parent) {
         let (tenant, id) = (&run.identity.caller.tenant, run.identity.new.id);
@@ -174,7 +172,7 @@ impl Runtime {
         }
     }
 
-    /// The child, where it is driven here from its start. `None`: it has been started before.
+    /// Starts the child here. `None`: it has been started before.
     async fn start_child(
         &self,
         parent: &Arc<Parent>,
@@ -248,6 +246,10 @@ impl Runtime {
         let budget = &agent.definition.governance.budget;
         request.overrides.budget = request.overrides.budget.map(|bounds| bounds.below(budget));
         let mut checked = self.check(agent, request, now.skills().to_vec())?;
+        if self.weighs_cost(parent) {
+            let priced = checked.plan.check_prices(&self.inner.router);
+            priced.map_err(|error| StartError::InvalidOverride(error.0))?;
+        }
         checked.new.parent_run_id = Some(new.id);
         checked.new.webhook.clone_from(&new.webhook);
         let Checked { new: child, plan, caller, .. } = &checked;
@@ -273,8 +275,17 @@ impl Runtime {
             .await
     }
 
-    /// An agent as it may act for a run of that autonomy: what a tool needs or may not touch there
-    /// holds here too.
+    /// Whether the run, or an ancestor that is driven here, has a limit on the cost of its tree. Runs that only
+    /// execute a given call do not count.
+    fn weighs_cost(&self, run: &Parent) -> bool {
+        let above = run.identity.new.parent_run_id;
+        let above = above.and_then(|above| self.inner.driven.parents.get(above));
+        let rules = &run.plan.rules;
+        (rules.given.is_none() && requirements::needs_price(&rules.budget).is_some())
+            || above.is_some_and(|above| self.weighs_cost(&above))
+    }
+
+    /// An agent, restricted by the rules and the autonomy of its parent.
     fn narrowed_by_parent(
         &self,
         name: &str,
@@ -287,8 +298,8 @@ impl Runtime {
             .map_err(|e| StartError::broken(name, &e))
     }
 
-    /// Waits until a child has ended or is parked, wherever it is driven; takes it from the queue
-    /// where it waits there, which might be for the slot of its own parent.
+    /// Waits until a child has ended or is parked, wherever it is driven. A queued child is claimed here, because
+    /// it may be waiting for the slot of its own parent.
     async fn child_outcome(
         &self,
         parent: &Parent,

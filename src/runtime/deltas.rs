@@ -1,11 +1,10 @@
-//! Pieces of answers on their way to those who follow: the first at once, the rest in batches. What
-//! calls say of their progress goes the same way, at once.
+//! Sends pieces of answers to followers: the first at once, the rest in batches. Progress of tool calls is sent
+//! at once.
 //!
-//! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event
-//! that comes before an answer may still be on its way to the disk: the pieces wait for it, and where
-//! the whole answer is there first, the channel publishes them behind that event. Where readers are
-//! expected, who come while the answer is written, they get it from its beginning. Secrets are taken
-//! out here, where the pieces are still in order.
+//! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. The pieces wait until
+//! the event before the answer is durable. If the whole answer is complete before that, the channel publishes
+//! the pieces after that event. If followers are expected during the answer, its pieces are kept, so that they
+//! get it from its beginning. Secrets are redacted here, where the pieces are still in order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,19 +19,19 @@ use crate::engine::{Audience, Pieces};
 use crate::event::ModelDelta;
 use crate::tools::Listener;
 
-/// How long pieces are gathered.
+/// How long pieces are collected into a batch.
 const BATCH: Duration = Duration::from_millis(20);
 
-/// How soon it is looked again whether the event before the answer is durable.
-const SOON: Duration = Duration::from_millis(1);
+/// The pause between two checks whether the event before the answer is durable.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
-/// Bytes of an answer that are kept for readers who may still come.
+/// Bytes of an answer that are kept for expected followers.
 const MOST_KEPT: usize = 64 * 1024;
 
-/// Who reads an answer.
+/// The followers during an answer.
 enum Readers {
     There(Arc<Channel>),
-    /// They may come.
+    /// None yet, but some are expected.
     Expected(Arc<Bus>, Uuid),
 }
 
@@ -56,14 +55,14 @@ struct Batch {
 #[derive(Default)]
 struct Gathered {
     deltas: Vec<ModelDelta>,
-    /// The piece before, whose text may wait for more.
+    /// The piece before, if its text may be continued.
     last: Option<ModelDelta>,
     redactor: secrets::Pieces,
     /// Bytes of the answer so far.
     bytes: usize,
-    /// No reader came before it was too large to be kept: later ones get the whole answer at its end.
+    /// The answer became too large to be kept before a follower came. Later followers get it at its end.
     is_given_up: bool,
-    /// Whether a task is under way that will pass them on.
+    /// Whether a task is running that will send them.
     is_timed: bool,
 }
 
@@ -80,7 +79,7 @@ impl Gathered {
         self.push(delta);
     }
 
-    /// Adds what waits for more.
+    /// Adds the held-back text at the end of the answer.
     fn finish(&mut self) {
         let rest = self.redactor.finish();
         if let Some(mut last) = self.last.take().filter(|_| !rest.is_empty())
@@ -103,11 +102,11 @@ impl Gathered {
     }
 }
 
-/// Those who follow a run on this replica.
+/// The followers of a run on this replica.
 pub(super) struct Followers {
     bus: Arc<Bus>,
     run: Uuid,
-    /// Whether readers are expected who come while the next answer is written.
+    /// Whether followers are expected during the next answer.
     are_expected: AtomicBool,
 }
 
@@ -153,7 +152,7 @@ impl Batch {
             Some(channel) => {
                 gathered.is_timed = true;
                 self.pass_on(&channel, &mut gathered);
-                tokio::spawn(Arc::clone(self).keep_time());
+                tokio::spawn(Arc::clone(self).send_batches());
             }
             None if gathered.bytes > MOST_KEPT => {
                 *gathered = Gathered { is_given_up: true, ..Gathered::default() };
@@ -162,10 +161,10 @@ impl Batch {
         }
     }
 
-    async fn keep_time(self: Arc<Self>) {
+    async fn send_batches(self: Arc<Self>) {
         loop {
             let may_pass = self.readers.channel().is_none_or(|channel| self.may_pass(&channel));
-            tokio::time::sleep(if may_pass { BATCH } else { SOON }).await;
+            tokio::time::sleep(if may_pass { BATCH } else { RETRY_PAUSE }).await;
             let mut gathered = self.gathered.lock();
             match self.readers.channel() {
                 Some(channel) if !gathered.deltas.is_empty() => {
@@ -179,7 +178,7 @@ impl Batch {
         }
     }
 
-    /// Whether what comes before the pieces has been published.
+    /// Whether the event before the pieces has been published.
     fn may_pass(&self, channel: &Channel) -> bool {
         channel.last() >= self.after
     }
@@ -192,7 +191,7 @@ impl Batch {
     }
 }
 
-/// Passes on what is left when the answer is complete, before the event that holds all of it.
+/// Sends the remaining pieces when the answer is complete, before the event with the whole answer.
 struct Flushed(Arc<Batch>);
 
 impl Drop for Flushed {
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_comes_later_gets_an_answer_from_its_beginning_unless_it_is_long() {
+    async fn late_followers_get_short_answers_from_the_beginning() {
         let bus = Arc::new(Bus::default());
         for (size, expected) in [(10, 12), (MOST_KEPT, 0)] {
             let run = Uuid::from_u128(u128::try_from(size).unwrap());
@@ -230,15 +229,15 @@ mod tests {
             let mut reader = channel.subscribe();
             pieces(text("c"));
             drop(pieces);
-            let mut told = String::new();
+            let mut received = String::new();
             while let Ok(published) = reader.try_recv() {
                 if let StreamItem::Delta(_, ModelDelta { piece: Piece::Text(text), .. }) =
                     &published.item
                 {
-                    told += text;
+                    received += text;
                 }
             }
-            assert_eq!(told.len(), expected);
+            assert_eq!(received.len(), expected);
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The runs that this replica drives: which it owns, how each is reached, and the tasks that drive
-//! them.
+//! The runs that this replica drives: their ownership, control handles and tasks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,16 +18,16 @@ use crate::store::writer::OnCancelling;
 /// The runs that this replica drives.
 #[derive(Default)]
 pub(super) struct DrivenRuns {
-    /// From the claim to the end of their task.
+    /// Owned runs, from the claim to the end of their task.
     pub(super) owned: Arc<OwnedRuns>,
-    /// Those that are known by their ids.
+    /// Runs that are registered by id.
     pub(super) live: LiveRuns,
-    /// Those that may be what crashes their replicas.
+    /// Runs that may cause crashes.
     pub(super) probation: Probation,
-    /// Those that can start others.
+    /// Runs that can start child runs.
     pub(super) parents: Arc<Parents>,
     pub(super) tasks: TaskTracker,
-    /// The roots of the trees that this process has begun, where it takes no others.
+    /// The roots of the trees that this process has begun, if it drives no others.
     own_roots: Mutex<BTreeSet<Uuid>>,
 }
 
@@ -43,21 +42,21 @@ impl DrivenRuns {
         self.own_roots.lock().iter().copied().collect()
     }
 
-    /// Makes a run known by its id; it is cancelled where that was asked for before.
+    /// Registers a run by its id, and cancels it if a cancel request was noted before.
     pub(super) fn insert(&self, id: Uuid, epoch: i64, control: &Arc<RunControl>) {
         self.live.insert(id, epoch, Arc::clone(control));
         self.owned.cancel_if_noted(id, control);
     }
 
-    /// Forgets a run whose task has ended; whether it is not driven here again by now.
+    /// Forgets a run whose task has ended; false if it is already driven here again.
     pub(super) fn remove(&self, id: Uuid, epoch: i64, control: &Arc<RunControl>) -> bool {
         self.live.remove(id, control);
         self.probation.leave(id, epoch);
         self.live.get(id).is_none()
     }
 
-    /// Cancels a run where it is driven here, or about to be; whether one that is driven has heard of
-    /// it before its end.
+    /// Cancels a run that is driven here, or about to be. `None` if it is not registered; otherwise, whether the
+    /// request came before its end.
     pub(super) fn cancel(&self, run: Uuid, reason: Option<&str>) -> Option<bool> {
         self.owned.cancel(run, reason);
         self.live.get(run).map(|control| control.cancel(reason.map(str::to_owned)))

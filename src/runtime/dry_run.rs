@@ -2,7 +2,6 @@
 //!
 //! Nothing is stored, and no model is asked.
 
-use crate::message::tool_schema::ToolSchema;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -28,22 +27,20 @@ pub struct DryRunOutcome {
     pub models: Vec<String>,
     /// What the first model call would say.
     pub conversation: Conversation,
-    /// Name, description and input schema of what the model would be offered.
-    pub tools: Vec<(String, String, ToolSchema)>,
+    /// What the model would be offered.
+    pub tools: Vec<ToolOffer>,
     /// The skills that are active from the start.
     pub active_skills: Vec<String>,
     /// The rules of the loop.
     pub policy: Rules,
-    /// What the caller should know.
+    /// Warnings for the caller.
     pub warnings: Vec<String>,
 }
 
 impl DryRunOutcome {
     /// About how many bytes its tools and messages have as JSON.
     pub fn bytes(&self) -> usize {
-        let tools = self.tools.iter();
-        let tools = tools.map(|(_, description, schema)| description.len() + schema.json_len());
-        self.conversation.bytes() + tools.sum::<usize>()
+        self.conversation.bytes() + self.tools.iter().map(ToolOffer::bytes).sum::<usize>()
     }
 }
 
@@ -53,8 +50,13 @@ impl Runtime {
     /// # Errors
     /// [`StartError`], as of a start.
     pub async fn dry_run(&self, request: StartRequest) -> Result<DryRunOutcome, StartError> {
-        let busy = request.overrides.on_session_busy;
+        let (busy, run_id) = (request.overrides.on_session_busy, request.run_id);
         let checked = self.check(self.agent(&request.agent)?, request, Vec::new())?;
+        if let Some(id) = run_id
+            && self.inner.store.has_run(id).await?
+        {
+            return Err(StartError::RunIdTaken(id));
+        }
         if let Some(uploads) = &checked.uploads {
             let (tenant, directory) = (&checked.caller.tenant, checked.directory());
             let judged = self.judge_uploads(tenant, &checked.loaded, &directory, uploads).await;
@@ -87,14 +89,11 @@ impl Runtime {
         } else {
             conversation
         };
-        let offer = |offer: &ToolOffer| {
-            (offer.name.clone(), offer.description.clone(), offer.input_schema.clone())
-        };
         let limits = plan.rules.limits.shown(plan.longest_call_seconds);
         Ok(DryRunOutcome {
             models: plan.models.clone(),
             conversation,
-            tools: plan.offers.iter().map(offer).collect(),
+            tools: plan.offers.clone(),
             active_skills: plan.active.iter().map(|skill| skill.bounds.skill.clone()).collect(),
             policy: Rules { limits, ..plan.rules.clone() },
             warnings: warnings.into_iter().chain(suspicious).collect(),

@@ -1,5 +1,5 @@
-//! Arguments that an approver puts in the place of the model's: looked at before the approval is
-//! taken, as the run will look at them when it goes on.
+//! Arguments that an approver has edited: checked before the approval is stored, in the same way as the resumed
+//! run will check them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::identity::RunIdentity;
 use super::loaded::LoadedAgent;
 use super::waiting::{AnswerError, no_longer};
 use super::worker::run_scope;
-use super::workspaces::User;
+use super::workspaces::{OpenError, User};
 use crate::clock;
 use crate::engine::{Plan, RunControl, State};
 use crate::event::{RunEvent, ValidationError, WaitKind};
@@ -23,7 +23,7 @@ use crate::tools::executor::Prepared;
 use crate::tools::results::Finished;
 
 impl Runtime {
-    /// A run's agent, plan and state, by its journal.
+    /// A run's agent, plan and state, from its journal.
     async fn folded(&self, run: &ClaimedRun) -> Result<(LoadedAgent, Plan, State), AnswerError> {
         let _turn = self.journal_turn(&run.run).await?;
         let journal = self.journal_of(&run.run.tenant, run.run.id).await?;
@@ -33,8 +33,8 @@ impl Runtime {
         Ok((loaded, plan, state))
     }
 
-    /// Checks edited arguments: the approver may execute the tool, and the tool, the interceptors,
-    /// the gate and the budget let the call pass. What it does then, as far as that is kept.
+    /// Checks edited arguments: the approver may execute the tool, and the tool, the interceptors, the gate and
+    /// the budget allow the call. Returns the actions of the call, as the journal keeps them.
     ///
     /// # Errors
     /// [`AnswerError`], with the reason for the approver.
@@ -98,6 +98,7 @@ impl Runtime {
                 (tool, arguments.clone()),
                 &scope,
                 Some(granted),
+                None, // nothing rewrites them
             );
             return match judged {
                 ClientCall::Permitted(permit) => Ok(Arc::clone(&permit.actions)),
@@ -125,6 +126,7 @@ impl From<ResumeError> for AnswerError {
     fn from(error: ResumeError) -> Self {
         match error {
             ResumeError::Store(error) => Self::Store(error),
+            ResumeError::Workspace(OpenError::NotHere(why)) => Self::NoWorkspace(why.to_string()),
             error => Self::Store(StoreError::Failed(error.to_string())),
         }
     }

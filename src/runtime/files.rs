@@ -1,12 +1,12 @@
-//! The files of a run, a session or an agent, as callers reach them.
+//! Access of callers to the files of a run, a session or an agent.
 //!
-//! A run's are those of the workspace that it used, by the definition that it keeps; a session's and
-//! an agent's, by the agent as it is now. A caller sees what the agent's tools may read or write,
-//! and nothing that `paths.deny` covers. Work on files is done on the blocking pool, a few at a time
-//! where it reads much.
+//! The workspace of a run is determined by the run's own definition; that of a session or an agent by the
+//! present definition. A caller sees what the agent's tools may read or write, and nothing that `paths.deny`
+//! covers. Work on files is done on blocking threads; work that reads much, a few at a time.
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cap_std::fs::File;
 use tokio::sync::Semaphore;
@@ -16,6 +16,7 @@ use super::Runtime;
 use super::loaded::LoadedAgent;
 use super::workspaces::{ChangeLock, ChangeLocks, OpenError, User};
 use crate::agents::Agent;
+use crate::event::Act;
 use crate::fairness;
 use crate::store::{RunRecord, Store, StoreError};
 use crate::tools::Workspace;
@@ -27,10 +28,14 @@ use crate::tools::stored_files::{
 };
 use crate::tools::workspace::{Kind, is_absent};
 
-/// Lists and hashes of all requests at the same time.
+/// Limits the listings and hashes that are computed at the same time.
 pub(super) static READS: Semaphore = Semaphore::const_new(4);
+/// How long the audit record of a change is retried while the store is unavailable.
+const PATIENCE: Duration = Duration::from_mins(10);
+/// Between two tries.
+const PAUSE: Duration = Duration::from_millis(500);
 
-/// Whose files are meant.
+/// The owner of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileOwner {
     Run(Uuid),
@@ -48,11 +53,11 @@ pub struct Files {
     tenant: Arc<str>,
     changes: Arc<ChangeLocks>,
     store: Arc<Store>,
-    /// The run that must be there when a file is changed: the files go with it, or with its session.
+    /// The run that must exist when a file is changed: the files are deleted with it, or with its session.
     while_there: Option<Uuid>,
 }
 
-/// Who changes the files of a workspace, as far as its name says.
+/// The runs that use a workspace, as far as its path tells.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileUsers {
     pub run: Option<Uuid>,
@@ -79,7 +84,7 @@ impl FileUsers {
 /// Why the files of a workspace cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// What there is not.
+    /// Something does not exist; the field names it.
     #[error("there is no such {0}")]
     Missing(&'static str),
     #[error(transparent)]
@@ -89,13 +94,13 @@ pub enum FilesError {
 }
 
 impl Files {
-    /// The same, changed only while this run is there.
+    /// The same files, which can be changed only while this run exists.
     fn while_there(self, run: Uuid) -> Self {
         let workspace = self.workspace.while_there(run);
         Self { workspace, while_there: Some(run), ..self }
     }
 
-    /// Who changes them.
+    /// The runs that use them.
     pub fn users(&self) -> &FileUsers {
         &self.users
     }
@@ -134,7 +139,7 @@ impl Files {
         .await
     }
 
-    /// Puts one file in its place: its resolved path, and whether it is new.
+    /// Places one file; returns its resolved path, and whether it is new.
     ///
     /// # Errors
     /// [`ChangeError`].
@@ -159,7 +164,7 @@ impl Files {
         .await
     }
 
-    /// Deletes a file; its resolved path.
+    /// Deletes a file; returns its resolved path.
     ///
     /// # Errors
     /// [`ChangeError`].
@@ -203,7 +208,7 @@ impl Files {
         StoredFiles::resolved(&self.workspace, path).filter(|path| self.may_see(path))
     }
 
-    /// Waits until no other changes files of the tenant for a caller; fails where they are gone.
+    /// Waits for the tenant's lock for changes of files; fails if the files were deleted.
     async fn alone(&self) -> Result<ChangeLock, ChangeError> {
         let lock = self.changes.lock(&self.tenant).await?;
         if let Some(run) = self.while_there
@@ -214,7 +219,7 @@ impl Files {
         Ok(lock)
     }
 
-    /// Changes files, and keeps what was changed. After a refusal nothing was.
+    /// Changes files, and stores the changes. A refusal has changed nothing.
     pub(super) async fn changing<T, E>(
         &self,
         paths: impl FnOnce(&T) -> Vec<String> + Send,
@@ -277,6 +282,28 @@ impl Files {
     }
 }
 
+/// Writes the audit record of a change of a file; retries while the store is unavailable.
+///
+/// # Errors
+/// That of the last try.
+pub async fn record_change(store: Arc<Store>, act: Act) -> Result<(), StoreError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match store.record_act(act.clone()).await {
+            Err(error) if error.is_transient() && Instant::now() < until => {
+                error.log_retry("a change of a file is recorded in the audit log later");
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(error) => {
+                let (details, subject) = (&act.details, &act.subject);
+                tracing::error!(%error, %details, subject, "a change of a file is not in the audit log");
+                return Err(error);
+            }
+            Ok(()) => return Ok(()),
+        }
+    }
+}
+
 impl Runtime {
     /// The files of a run, a session or an agent.
     ///
@@ -299,7 +326,7 @@ impl Runtime {
         files.ok_or(FilesError::Missing(what))
     }
 
-    /// The files of a run; `None` where its definition cannot be used any more.
+    /// The files of a run; `None` if its definition can no longer be used.
     async fn files_of_run(&self, run: &RunRecord) -> Result<Option<Files>, FilesError> {
         let Some(definition) = self.inner.store.definition(&run.definition_hash).await? else {
             return Ok(None);
@@ -312,7 +339,7 @@ impl Runtime {
         Ok(files.map(|files| files.while_there(run.id)))
     }
 
-    /// The files of a session; `None` where its agent keeps none for a session.
+    /// The files of a session; `None` if its agent has no workspace per session.
     async fn files_of_session(
         &self,
         tenant: &str,
@@ -335,7 +362,7 @@ impl Runtime {
         Ok(files.map(|files| files.while_there(newest)))
     }
 
-    /// The files that all runs of an agent share; `None` where they share none.
+    /// The files that all runs of an agent share; `None` if they share none.
     async fn files_of_agent(&self, tenant: &str, agent: &str) -> Result<Option<Files>, FilesError> {
         let Some(loaded) = self.loaded_now(agent) else { return Ok(None) };
         let directory = loaded.agent.definition.workspace.clone();
@@ -351,7 +378,7 @@ impl Runtime {
         self.inner.workspaces.quota().max_file()
     }
 
-    /// A new file that has no place yet, beneath the directory of a tenant.
+    /// A new staged file, beneath the directory of a tenant.
     ///
     /// # Errors
     /// What the system says.

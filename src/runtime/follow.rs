@@ -20,10 +20,10 @@ use crate::event::Event;
 use crate::run::RunStatus;
 use crate::store::{RunRecord, StoreError};
 
-/// Journal entries read at once, and their bytes: all that a reader which does not go on keeps.
+/// Entries and bytes of one read of the journal. A stalled reader keeps no more in memory.
 const PAGE: u32 = 100;
 const PAGE_BYTES: u64 = 256 << 10;
-/// How often a waiter looks whether the run was parked without an event.
+/// How often a waiting request checks whether the run was parked without an event.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A reader of one run's events.
@@ -31,22 +31,22 @@ pub struct Follower {
     runtime: Runtime,
     tenant: String,
     run: Uuid,
-    /// The last event that was handed out.
+    /// The number of the last event that was returned.
     seen: i64,
-    /// Read from the journal and not handed out yet.
+    /// Events that were read from the journal and not returned yet.
     ready: VecDeque<Arc<Published>>,
     live: Option<Subscription>,
     /// Whether the journal held nothing new after subscribing.
     caught_up: bool,
-    /// Whether an event was passed over that cannot be read: it may have been the last one.
+    /// Whether an unreadable event was skipped, which may have been the last one.
     has_passed_over: bool,
     over: Option<Over>,
 }
 
-/// Why nothing more comes.
+/// Why a follower returns no more events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Over {
-    /// The last event was handed out.
+    /// The last event was returned.
     Ended,
     /// The run has ended, and its last event cannot be read.
     Unread,
@@ -60,8 +60,8 @@ pub enum Over {
 struct Subscription {
     channel: Arc<Channel>,
     events: Receiver<Arc<Published>>,
-    /// The last event that must be read from the journal, where that is known: reading more would
-    /// hand out an answer before its pieces.
+    /// The last event to read from the journal, if known: reading further would return an answer before its
+    /// pieces.
     journal_until: Option<i64>,
 }
 
@@ -81,8 +81,8 @@ impl Runtime {
         }
     }
 
-    /// Follows a run from its beginning, of which all events up to `published` are published; those
-    /// after it are buffered from now on.
+    /// Follows a run from its beginning. Events up to `published` are published already; later ones are
+    /// buffered from now on.
     pub(super) fn follow_live(&self, tenant: &str, run: Uuid, published: i64) -> Follower {
         let mut follower = self.follow(tenant, run, 0);
         follower.subscribe();
@@ -93,7 +93,7 @@ impl Runtime {
         follower
     }
 
-    /// The run as soon as it has ended or is parked, or as it is at `until`. `None`: no such run.
+    /// Waits until the run has ended or is parked, or until `until`; returns the run. `None`: no such run.
     ///
     /// # Errors
     /// [`StoreError`] where the store cannot be read.
@@ -132,13 +132,13 @@ impl Runtime {
 }
 
 impl Follower {
-    /// The next event, or a piece of an answer that is being written. `None` after the last one, even if
-    /// it cannot be read, where the run was deleted, or where the service is stopping; another replica, or this one later, goes
-    /// on from the last event that was handed out. May be dropped and called again at any time.
+    /// The next event, or a piece of an answer that is being written. `None` after the last event, even if
+    /// that cannot be read, after the run was deleted, or when the service is stopping. The client can continue
+    /// on another replica, after the last event that it got. Cancel-safe.
     ///
     /// # Errors
-    /// [`StoreError`] where the journal is needed and cannot be read; asking again is possible, and goes
-    /// on behind an event that cannot be read.
+    /// [`StoreError`] if the journal is needed and cannot be read. The next call tries again, and skips an
+    /// event that cannot be read.
     pub async fn next(&mut self) -> Result<Option<Arc<Published>>, StoreError> {
         loop {
             if self.over.is_some() {
@@ -164,9 +164,9 @@ impl Follower {
                         }
                         StreamItem::Event(Event { seq, .. }) | StreamItem::Large(seq)
                             if *seq <= self.seen => {}
-                        StreamItem::Event(_) | StreamItem::Large(_) => self.fell_behind(),
+                        StreamItem::Event(_) | StreamItem::Large(_) => self.fall_back_to_journal(),
                     },
-                    Err(RecvError::Lagged(_) | RecvError::Closed) => self.fell_behind(),
+                    Err(RecvError::Lagged(_) | RecvError::Closed) => self.fall_back_to_journal(),
                 },
                 () = live.channel.gone() => self.over = Some(Over::Deleted),
                 () = self.runtime.inner.replica.drained.cancelled() => self.over = Some(Over::Stopping),
@@ -174,7 +174,7 @@ impl Follower {
         }
     }
 
-    /// Why nothing more comes; `None` while more may.
+    /// Why there are no more events; `None` while there may be more.
     pub fn over(&self) -> Option<Over> {
         self.over
     }
@@ -187,7 +187,7 @@ impl Follower {
         published
     }
 
-    fn fell_behind(&mut self) {
+    fn fall_back_to_journal(&mut self) {
         self.caught_up = false;
         if let Some(live) = &mut self.live {
             live.journal_until = None;
@@ -197,7 +197,7 @@ impl Follower {
     async fn read_journal(&mut self) -> Result<(), StoreError> {
         let until = self.live.as_ref().and_then(|live| live.journal_until);
         if until.is_some_and(|until| self.seen >= until) {
-            self.catches_up();
+            self.mark_caught_up();
             return Ok(());
         }
         let store = Arc::clone(&self.runtime.inner.store);
@@ -209,7 +209,7 @@ impl Follower {
             } else if self.has_passed_over && self.has_ended().await? {
                 self.over = Some(Over::Unread);
             } else {
-                self.catches_up();
+                self.mark_caught_up();
             }
             return Ok(());
         };
@@ -221,16 +221,16 @@ impl Follower {
         Ok(())
     }
 
-    /// What was read up to now needs no publishing any more, though it may have come between reading and
-    /// subscribing; pieces of an answer may wait for it.
-    fn catches_up(&mut self) {
+    /// Marks the events that were read from the journal as published. Pieces of an answer may wait for them,
+    /// if they became durable between reading and subscribing.
+    fn mark_caught_up(&mut self) {
         self.caught_up = true;
         if let Some(live) = &self.live {
             live.channel.mark_published(self.seen);
         }
     }
 
-    /// Whether the run has ended, with no event behind the last one that was seen.
+    /// Whether the run has ended, without further events.
     async fn has_ended(&self) -> Result<bool, StoreError> {
         match self.runtime.inner.store.run(&self.tenant, self.run).await {
             Ok(record) => Ok(record.is_some_and(|record| {
@@ -242,12 +242,12 @@ impl Follower {
         }
     }
 
-    /// What was read; an event that cannot be read counts as seen, and is reported once.
+    /// Returns what was read. An unreadable event is reported once and then skipped.
     fn pass_over<T>(&mut self, read: Result<T, StoreError>) -> Result<T, StoreError> {
         if let Err(StoreError::UnreadableEvent { seq, .. }) = &read {
             self.seen = *seq;
             self.has_passed_over = true;
-            self.fell_behind(); // everything behind it is read
+            self.fall_back_to_journal(); // read the events after it from the journal
         }
         read
     }

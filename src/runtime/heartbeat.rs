@@ -14,12 +14,12 @@ use super::Runtime;
 use crate::store::{Store, StoreError};
 use crate::{clock, jitter};
 
-/// The part of a pause that is random, so that replicas that were started together do not beat together.
+/// The random part of a pause, so that replicas that were started together do not beat together.
 const JITTER: f64 = 0.1;
-/// How long a beat may take, at least: a new connection needs some time, however short the lease.
+/// The least timeout of a heartbeat: a new connection needs some time, however short the lease.
 const LEAST_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Opens a store that the heartbeat thread has for itself, on that thread.
+/// Opens the heartbeat's own store, on the heartbeat thread.
 pub type HeartbeatStore =
     Box<dyn Fn() -> BoxFuture<'static, Result<Arc<Store>, StoreError>> + Send>;
 
@@ -99,7 +99,7 @@ impl Runtime {
         tracing::error!("this replica was declared dead; its runs were taken over");
         inner.capacity.places.lose_all();
         inner.driven.live.lose_all();
-        // What it has claimed since then goes back first: no task drives it any more.
+        // First give back what was claimed since then: no task drives it any more.
         store.release(&inner.replica.id).await?;
         self.register(store).await
     }

@@ -1,8 +1,7 @@
-//! What earlier runs of a session said, as a later one takes it over.
+//! The turns of earlier runs of a session, for a later run.
 //!
-//! A run gives its own turns as they were: not those that it took over itself, which earlier runs
-//! give. Where a summary stands for both, its turns stand for all runs before it. Which runs there
-//! are is the store's to say.
+//! Each run contributes its own turns, not those that it took over from earlier runs. If a summary replaces
+//! both, the turns of that run replace those of all earlier runs.
 
 use std::collections::HashMap;
 
@@ -18,16 +17,16 @@ use crate::providers::estimate;
 use crate::run::TerminationReason;
 use crate::store::StoreError;
 
-/// What one run gives to later ones.
+/// The turns that one run contributes to later ones.
 #[derive(Debug, Default, PartialEq)]
 pub struct RunTurns {
     /// In order; none where no model answered.
     pub turns: Vec<Turn>,
-    /// Whether they stand for all runs before it as well.
-    pub stand_for_earlier: bool,
+    /// Whether they replace the turns of all earlier runs as well, as a summary of both does.
+    pub replaces_earlier: bool,
 }
 
-/// What the earlier runs of a session give to the next one: the newest that have room, whole ones.
+/// The turns of earlier runs for the next one: as many of the newest runs as fit, each as a whole.
 #[derive(Debug)]
 pub(super) struct History {
     bounds: HistorySection,
@@ -35,7 +34,7 @@ pub(super) struct History {
     readers: Vec<String>,
     newest_first: Vec<Vec<Turn>>,
     tokens: u64,
-    /// Whether nothing older is taken.
+    /// Whether no older run is added.
     is_complete: bool,
 }
 
@@ -51,21 +50,20 @@ pub fn own_turns(journal: &[Event]) -> Result<RunTurns, StoreError> {
     if !turns.iter().any(|turn| matches!(turn, Turn::Assistant(_))) {
         return Ok(RunTurns::default());
     }
-    let stand_for_earlier = conversation.history() == 0 && state.taken_over() > 0;
-    Ok(RunTurns { turns: turns.to_vec(), stand_for_earlier })
+    let replaces_earlier = conversation.history() == 0 && state.taken_over() > 0;
+    Ok(RunTurns { turns: turns.to_vec(), replaces_earlier })
 }
 
-/// The events that brought a turn.
+/// The events from which a turn was made.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TurnSource {
-    /// Of the message itself: number and time.
+    /// The event of the message itself: number and time.
     pub said: (i64, DateTime<Utc>),
-    /// Of the results of its calls.
+    /// The events of its calls' results.
     pub results: HashMap<Uuid, (i64, DateTime<Utc>)>,
 }
 
-/// Where each turn of a run's conversation comes from, as it was built; of turns that a summary
-/// replaced, too.
+/// The source of each turn of a run's conversation, including turns that a summary has replaced.
 ///
 /// # Errors
 /// [`StoreError::UnreadableEvent`] where the journal is damaged.
@@ -73,7 +71,7 @@ pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, StoreError> {
     let mut state = State::new(Rules::default());
     let mut sources: Vec<TurnSource> = Vec::new();
     let mut answer = None;
-    let mut brought = HashMap::new();
+    let mut result_sources = HashMap::new();
     for event in journal {
         let here = (event.seq, event.at);
         if event.what.proposed().is_some() {
@@ -82,7 +80,7 @@ pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, StoreError> {
         if let RunEvent::ToolCallCompleted(ToolCallCompleted { call_id, .. })
         | RunEvent::ToolCallBlocked(ToolCallBlocked { call_id, .. }) = &event.what
         {
-            brought.insert(*call_id, here);
+            result_sources.insert(*call_id, here);
         }
         if let RunEvent::ContextCompacted(ContextCompacted { summary: Some(summary), .. }) =
             &event.what
@@ -96,13 +94,13 @@ pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, StoreError> {
                 Turn::Assistant(_) => answer.unwrap_or(here),
                 Turn::User(_) => here,
             };
-            let told = match turn {
+            let results_of_turn = match turn {
                 Turn::Assistant(turn) => turn.results(),
                 Turn::User(_) => &[],
             };
-            let results = told
-                .iter()
-                .map(|result| (result.call_id, brought.remove(&result.call_id).unwrap_or(here)));
+            let results = results_of_turn.iter().map(|result| {
+                (result.call_id, result_sources.remove(&result.call_id).unwrap_or(here))
+            });
             let results = results.collect();
             sources.push(TurnSource { said, results });
         }
@@ -134,15 +132,15 @@ fn summarised(
 }
 
 impl History {
-    /// Of no run yet.
+    /// Without any run yet.
     pub(super) fn within(bounds: HistorySection, readers: &[String]) -> Self {
         let readers = readers.to_vec();
         Self { bounds, readers, newest_first: Vec::new(), tokens: 0, is_complete: false }
     }
 
-    /// Adds the next older run as a whole, unless it or one before it has no room. There is half as
-    /// much room for it and all older ones if it ended because the context window was too small for
-    /// what it took over: so a session goes on whatever its model can read.
+    /// Adds the next older run as a whole, unless it or a newer one did not fit. If the run ended because the
+    /// context window was too small for its history, the limit for it and all older runs is halved. So a
+    /// session can continue with any context window.
     ///
     /// # Errors
     /// [`StoreError::UnreadableEvent`] where the journal is damaged, whether there is room or not.
@@ -166,11 +164,11 @@ impl History {
         }
         self.tokens += more;
         self.newest_first.push(own.turns);
-        self.is_complete = own.stand_for_earlier;
+        self.is_complete = own.replaces_earlier;
         Ok(())
     }
 
-    /// How many runs gave turns.
+    /// How many runs contributed turns.
     pub(super) fn runs(&self) -> usize {
         self.newest_first.len()
     }

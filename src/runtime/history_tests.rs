@@ -160,7 +160,7 @@ fn before() -> Vec<Turn> {
 fn a_run_gives_its_own_turns_as_they_were() {
     let journal = Story::new(&before(), "q3").call("17").say("a3").end();
     let own = own_turns(&journal).unwrap();
-    assert_eq!((words(&own.turns), own.stand_for_earlier), (words_of("u:q3 a:>17 a:a3"), false));
+    assert_eq!((words(&own.turns), own.replaces_earlier), (words_of("u:q3 a:>17 a:a3"), false));
     let cancelled_at_once = Story::new(&before(), "q3").end();
     assert_eq!(own_turns(&cancelled_at_once).unwrap(), RunTurns::default());
     assert_eq!(own_turns(&[]).unwrap(), RunTurns::default());
@@ -181,7 +181,7 @@ fn a_summary_within_the_history_leaves_the_own_turns_alone() {
             .end();
         let own = own_turns(&journal).unwrap();
         assert_eq!(
-            (words(&own.turns), own.stand_for_earlier),
+            (words(&own.turns), own.replaces_earlier),
             (words_of("u:q3 a:>17 a:>18 a:a3"), false)
         );
     }
@@ -198,7 +198,7 @@ fn a_summary_beyond_the_history_stands_for_the_runs_before() {
         .end();
     let own = own_turns(&journal).unwrap();
     assert_eq!(
-        (words(&own.turns), own.stand_for_earlier),
+        (words(&own.turns), own.replaces_earlier),
         (words_of("u:q3 u:S a:>18 a:>19 a:a3"), true)
     );
     // Without history there is nothing before that it could stand for.
@@ -206,13 +206,13 @@ fn a_summary_beyond_the_history_stands_for_the_runs_before() {
         Story::new(&[], "q3").call("17").call("18").call("19").compact(1, "S").say("a3").end();
     let own = own_turns(&journal).unwrap();
     assert_eq!(
-        (words(&own.turns), own.stand_for_earlier),
+        (words(&own.turns), own.replaces_earlier),
         (words_of("u:q3 u:S a:>18 a:>19 a:a3"), false)
     );
 }
 
 /// The journals in the order of ids, as the store gives them, and the ids in the order of time.
-fn told(stories: Vec<Vec<Event>>) -> (Vec<Event>, Vec<Uuid>) {
+fn journals_and_ids(stories: Vec<Vec<Event>>) -> (Vec<Event>, Vec<Uuid>) {
     let ids = stories.iter().map(|journal| journal[0].run_id).collect();
     let mut stories = stories;
     stories.sort_by_key(|journal| journal[0].run_id.as_u128().reverse_bits());
@@ -230,7 +230,7 @@ fn history(journals: &[Event], ids: &[Uuid], bounds: HistorySection) -> History 
 fn whole_runs_are_dropped_from_the_oldest() {
     let long = |name: &str| Story::new(&[], name).say(&"x".repeat(398)).end(); // 100 tokens
     let (journals, ids) =
-        told(vec![long("q1"), Story::new(&[], "q2").end(), long("q3"), long("q4")]);
+        journals_and_ids(vec![long("q1"), Story::new(&[], "q2").end(), long("q3"), long("q4")]);
     for (max_runs, max_tokens, expected) in [
         (9, 1000, vec!["q1", "q3", "q4"]),
         (9, 299, vec!["q3", "q4"]),
@@ -258,7 +258,7 @@ fn reasoning_that_goes_back_takes_room() {
             AssistantMessage { text: "said".into(), opaque, ..AssistantMessage::default() };
         Story::new(&[], name).answer(message).end()
     };
-    let (journals, ids) = told(vec![thinks("q1"), thinks("q2"), thinks("q3")]);
+    let (journals, ids) = journals_and_ids(vec![thinks("q1"), thinks("q2"), thinks("q3")]);
     let bounds = HistorySection { max_runs: 9, max_tokens: 2100 };
     for (readers, runs) in
         [(vec![], 2), (vec!["p/m"], 2), (vec!["q/m", "p/m"], 2), (vec!["q/m"], 3)]
@@ -284,7 +284,7 @@ fn each_run_that_did_not_fit_halves_what_older_ones_may_take() {
         (vec![overflown(), long("q5")], 2),
     ] {
         let older = ["q1", "q2", "q3", "q4"].map(long);
-        let (journals, ids) = told(older.into_iter().chain(newer).collect());
+        let (journals, ids) = journals_and_ids(older.into_iter().chain(newer).collect());
         let bounds = HistorySection { max_runs: 20, max_tokens: 400 };
         assert_eq!(history(&journals, &ids, bounds).runs(), taken);
     }
@@ -301,7 +301,7 @@ fn nothing_older_than_a_summary_of_everything_is_taken() {
         .compact(3, "S")
         .say("a2")
         .end();
-    let (journals, ids) = told(vec![first, second]);
+    let (journals, ids) = journals_and_ids(vec![first, second]);
     let taken = history(&journals, &ids, HistorySection { max_runs: 9, max_tokens: 1000 });
     assert_eq!(
         (taken.runs(), words(&taken.into_turns())),
@@ -313,7 +313,7 @@ fn nothing_older_than_a_summary_of_everything_is_taken() {
 fn a_damaged_run_gives_nothing() {
     let mut damaged = Story::new(&[], "q1").say("a1").end();
     damaged.remove(1);
-    let (journals, ids) = told(vec![damaged, Story::new(&[], "q2").say("a2").end()]);
+    let (journals, ids) = journals_and_ids(vec![damaged, Story::new(&[], "q2").say("a2").end()]);
     let (bounds, by_run) = (HistorySection { max_runs: 9, max_tokens: 1000 }, by_run(&journals));
     let mut taken = History::within(bounds, &[]);
     let added: Vec<bool> = ids.iter().rev().map(|id| taken.add(by_run[id]).is_ok()).collect();
@@ -325,10 +325,10 @@ proptest! {
     /// However often runs of a session follow one another and are compacted, no question
     /// comes twice.
     #[test]
-    fn no_run_is_told_twice(runs in prop::collection::vec((0..6_usize, 0..12_usize), 1..8)) {
+    fn each_run_is_taken_over_at_most_once(runs in prop::collection::vec((0..6_usize, 0..12_usize), 1..8)) {
         let mut stories: Vec<Vec<Event>> = Vec::new();
         for (number, (calls, summarised)) in runs.into_iter().enumerate() {
-            let (journals, ids) = told(stories.clone());
+            let (journals, ids) = journals_and_ids(stories.clone());
             let before = history(&journals, &ids, HistorySection { max_runs: 50, max_tokens: 100_000 }).into_turns();
             let mut story = Story::new(&before, &format!("q{number}"));
             for call in 0..calls {
@@ -340,7 +340,7 @@ proptest! {
             }
             stories.push(story.say("done").end());
         }
-        let (journals, ids) = told(stories.clone());
+        let (journals, ids) = journals_and_ids(stories.clone());
         let taken = words(&history(&journals, &ids, HistorySection { max_runs: 50, max_tokens: 100_000 }).into_turns());
         let questions: Vec<&String> = taken.iter().filter(|word| word.starts_with("u:q")).collect();
         let mut once = questions.clone();

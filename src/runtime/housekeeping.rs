@@ -1,7 +1,6 @@
-//! What goes on beside the runs, from the start of the service to its stop: uses of keys are written
-//! down, stretches of the audit log are closed, usage is summed up, buckets of rate limits that are
-//! not used any more are deleted, runs whose place in a session others take are interrupted, requests
-//! of MCP servers are recorded, webhooks are sent.
+//! Background tasks, from the start of the service to its stop: they record uses of keys and requests of MCP
+//! servers, close stretches of the audit log, sum up usage, delete unused buckets of rate limits, interrupt
+//! displaced runs of sessions, and send webhooks.
 
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use super::{rate_limits, server_requests, sessions, usage_sums};
 use crate::store::Store;
 use crate::tools::proxy::ServerRequests;
 
-/// What works beside the runs.
+/// The background tasks.
 pub(super) struct Housekeeping {
     store: Arc<Store>,
     /// Which keys are in use, and which logins were refused.
@@ -58,7 +57,7 @@ impl Housekeeping {
         self.webhooks.start(stop.clone());
     }
 
-    /// Waits for what is under way, and writes what is noted, once it was stopped.
+    /// Waits for the work in progress after a stop, and writes what is noted.
     pub(super) async fn finish(&self) {
         self.webhooks.stopped().await;
         self.logins.write_noted(true).await;

@@ -11,7 +11,7 @@ use crate::clock;
 use crate::run::Caller;
 use crate::store::{IDEMPOTENCY_KEYS_KEPT, Idempotency, Store};
 
-/// What is known of the keys that requests have.
+/// The idempotency keys of requests.
 pub(super) struct IdempotencyKeys {
     store: Arc<Store>,
     locks: KeyLocks,
@@ -27,7 +27,7 @@ impl IdempotencyKeys {
         self.locks.lock(tenant, key).await
     }
 
-    /// The run that a key stands for.
+    /// The run of a key.
     pub(super) async fn run_of(
         &self,
         caller: &Caller,

@@ -1,5 +1,4 @@
-//! Who a run is while this replica owns it: its row, its caller, its epoch, and where it stands among
-//! the runs that started one another.
+//! The identity of a run while this replica owns it: its row, its caller, its epoch, and its lineage.
 
 use std::sync::Arc;
 
@@ -16,16 +15,16 @@ pub(super) struct RunIdentity {
     pub(super) caller: Arc<Caller>,
     pub(super) epoch: i64,
     pub(super) origin: Arc<RunOrigin>,
-    /// Where it stands, if another run started it.
+    /// Its lineage, if another run started it.
     pub(super) lineage: Option<Arc<Lineage>>,
 }
 
-/// Where a child run stands.
+/// The lineage of a child run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lineage {
     /// The root run of the tree.
     pub(super) root: Uuid,
-    /// The agents from there on, the run's own among them.
+    /// The agents from the root to the run, both included.
     pub(super) agents: Vec<String>,
 }
 
@@ -54,7 +53,7 @@ impl RunIdentity {
         Self { new, caller, epoch, origin: Arc::new(origin), lineage: None }
     }
 
-    /// Of a run that this replica has claimed.
+    /// The identity of a run that this replica has claimed.
     pub(super) fn of_claimed(claimed: &ClaimedRun, sample_ratio: f64) -> Self {
         let row = &claimed.run;
         let definition = DefinitionSnapshot {
@@ -90,14 +89,14 @@ impl RunIdentity {
         self.lineage.as_ref().map_or(self.new.id, |lineage| lineage.root)
     }
 
-    /// Notes what its plan says of it.
+    /// Adds what follows from its plan.
     pub(super) fn planned(&mut self, plan: &Plan) {
         let origin = Arc::make_mut(&mut self.origin);
         origin.is_observed = plan.is_observed;
         origin.model = plan.asked(false).0.first().cloned();
     }
 
-    /// What it appends to its journal, with its row where that is not stored yet.
+    /// The write of an entry of its journal, with its row if that is not stored yet.
     pub(super) fn write(&self, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
         RunWrite {
             run_id: self.new.id,

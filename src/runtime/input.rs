@@ -1,5 +1,4 @@
-//! Input that tools ask for in the middle of their calls: who may give it, and whether it is what was
-//! asked for.
+//! Input that tools ask for during a call: checks who may give it, and that it matches the request.
 
 use serde_json::Value;
 
@@ -17,7 +16,7 @@ use crate::run::Caller;
 use crate::store::{Answer, RunRecord};
 use crate::tools::approval::decided;
 
-/// Bytes of all answers to one question.
+/// Bytes of all answers of one request.
 const MAX_RESPONSES: usize = 64 * 1024;
 /// Faults of one answer that are reported.
 const MAX_FAULTS: usize = 10;
@@ -25,7 +24,7 @@ const MAX_FAULTS: usize = 10;
 const MAX_NAMES: usize = 8;
 
 impl Runtime {
-    /// Takes the input that the tool of a call asks for in this round; the run as it is then.
+    /// Stores the input that the tool of a call asks for in this round; returns the updated run.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
@@ -64,12 +63,12 @@ fn wrong(pointer: impl Into<String>, message: impl Into<String>) -> ValidationEr
 }
 
 fn in_words(responses: &InputResponses) -> String {
-    let told = responses.iter().take(MAX_NAMES);
-    let told = told.map(|(name, given)| format!("{} {}", quoted(name), given.action.as_str()));
-    told.collect::<Vec<_>>().join(", ")
+    let listed = responses.iter().take(MAX_NAMES);
+    let listed = listed.map(|(name, given)| format!("{} {}", quoted(name), given.action.as_str()));
+    listed.collect::<Vec<_>>().join(", ")
 }
 
-/// What is wrong with answers, with pointers into the body of the request.
+/// The errors in answers, with pointers into the body of the request.
 fn errors(input: &InputAsked, responses: &InputResponses) -> Vec<ValidationError> {
     let text = serde_json::to_string(responses).unwrap_or_default();
     if text.len() > MAX_RESPONSES {

@@ -1,8 +1,7 @@
-//! What the inputs of a run label it: the `x-yields` of their schema, at every depth.
+//! The labels that a run gets from its inputs: the `x-yields` of their schema, at every depth.
 //!
-//! A value is labelled by each part of the schema that could describe it, whether or not that part
-//! is the one that matched. Where the walk would take too long, or leads to a part that is not
-//! found, the inputs give every label.
+//! A value gets the labels of each subschema that could describe it, whether or not it matches that subschema.
+//! If the walk would take too long, or a reference cannot be resolved, the run gets all labels.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -10,15 +9,15 @@ use serde_json::{Map, Value};
 use crate::run::{Labels, Yield};
 
 const KEYWORD: &str = "x-yields";
-/// References and levels that lie in one another.
+/// The depth of nested levels and references.
 const MAX_DEPTH: usize = 64;
-/// Parts of the schema that are held against parts of the inputs.
+/// The number of pairs of a subschema and a value that are visited.
 const MAX_STEPS: usize = 100_000;
-/// Keywords whose schema describes the value itself, and those that have several.
-const SAME: [&str; 3] = ["if", "then", "else"];
-const SAME_LISTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+/// Keywords with a schema for the value itself, and keywords with a list of such schemas.
+const VALUE_KEYWORDS: [&str; 3] = ["if", "then", "else"];
+const VALUE_LIST_KEYWORDS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 
-/// What these inputs yield.
+/// The labels of these inputs.
 pub(super) fn labels_of_inputs(schema: Option<&Value>, inputs: &Value) -> Labels {
     let Some(root) = schema.filter(|schema| mentions(schema)) else { return Labels::default() };
     let mut walk = Walk { root, steps: 0, labels: Labels::default() };
@@ -47,7 +46,7 @@ struct Walk<'s> {
 }
 
 impl<'s> Walk<'s> {
-    /// Adds what a part of the schema says of a value that is there. Nothing where it is unknown.
+    /// Adds the labels of a subschema for a present value. `None` if they cannot be determined.
     fn enter(&mut self, schema: &'s Value, value: &Value, depth: usize) -> Option<()> {
         self.steps += 1;
         if self.steps > MAX_STEPS || depth > MAX_DEPTH {
@@ -66,10 +65,12 @@ impl<'s> Walk<'s> {
             let target = self.root.pointer(reference.strip_prefix('#')?)?;
             self.enter(target, value, depth + 1)?;
         }
-        for of_value in SAME.iter().filter_map(|keyword| schema.get(*keyword)) {
+        for of_value in VALUE_KEYWORDS.iter().filter_map(|keyword| schema.get(*keyword)) {
             self.enter(of_value, value, depth + 1)?;
         }
-        for of_value in SAME_LISTS.iter().filter_map(|keyword| schema.get(*keyword)?.as_array()) {
+        for of_value in
+            VALUE_LIST_KEYWORDS.iter().filter_map(|keyword| schema.get(*keyword)?.as_array())
+        {
             of_value.iter().try_for_each(|schema| self.enter(schema, value, depth + 1))?;
         }
         match value {

@@ -1,8 +1,8 @@
-//! What other replicas write of the runs that are followed here.
+//! Reads what other replicas write to the journals of runs that are followed here.
 //!
-//! One task asks for all of these runs at once how far they are, and reads the journals of those that
-//! went on. It asks often while something happens, and the less often the more runs there are, so that
-//! its cost has a bound. A run of which it hears nothing was deleted: its followers are told. It ends with
+//! One task asks for the last events of all these runs in one query, and reads the journals that have grown. It
+//! asks often while there are new events, and less often the more runs there are, so that its cost is bounded.
+//! A run that the store does not know any more was deleted, which its followers learn here. The task ends with
 //! the last follower.
 
 use std::collections::HashMap;
@@ -17,11 +17,11 @@ use super::Runtime;
 use super::bus::Channel;
 use crate::store::StoreError;
 
-/// Between two questions: at first, and when quiet.
-const BRISK: Duration = Duration::from_millis(50);
-const CALM: Duration = Duration::from_millis(500);
-/// How much longer for each run that is asked about.
-const FOR_EACH: Duration = Duration::from_micros(250);
+/// The pause between two queries: the first one, and the longest one without new events.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The least pause per followed run.
+const PAUSE_PER_RUN: Duration = Duration::from_micros(250);
 /// Journals that are read at the same time.
 const AT_ONCE: usize = 4;
 /// Journal entries of one run that are read at once.
@@ -30,25 +30,28 @@ const PAGE: u32 = 100;
 impl Runtime {
     /// Publishes what other replicas write, as long as there are followers.
     pub(super) async fn poll_journals(self) {
-        let mut pause = BRISK;
+        let mut pause = FIRST_PAUSE;
         while let Some(followed) = self.inner.bus.to_poll() {
             let elsewhere: HashMap<Uuid, Arc<Channel>> = followed
                 .into_iter()
                 .filter(|channel| self.inner.driven.live.get(channel.run).is_none())
                 .map(|channel| (channel.run, channel))
                 .collect();
-            let for_all = FOR_EACH * u32::try_from(elsewhere.len()).unwrap_or(u32::MAX);
-            pause = if self.publish_news(elsewhere).await { BRISK } else { CALM.min(pause * 2) };
+            let for_all = PAUSE_PER_RUN * u32::try_from(elsewhere.len()).unwrap_or(u32::MAX);
+            pause = if self.publish_news(elsewhere).await {
+                FIRST_PAUSE
+            } else {
+                LONGEST_PAUSE.min(pause * 2)
+            };
             tokio::select! {
                 () = self.inner.replica.drained.cancelled() => return,
                 () = tokio::time::sleep(pause.max(for_all)) => {}
-                () = self.inner.bus.joined(), if for_all < BRISK => pause = BRISK / 2,
+                () = self.inner.bus.joined(), if for_all < FIRST_PAUSE => pause = FIRST_PAUSE / 2,
             }
         }
     }
 
-    /// Whether there was something new. The channels are not held any longer: they end with their
-    /// followers.
+    /// Publishes new events; whether there were any. It drops the channels, so that they end with their followers.
     async fn publish_news(&self, channels: HashMap<Uuid, Arc<Channel>>) -> bool {
         let runs: Vec<Uuid> = channels.keys().copied().collect();
         // Followers meet an error of the store themselves when they need the journal.
@@ -56,7 +59,7 @@ impl Runtime {
         let newest: HashMap<Uuid, i64> = newest.into_iter().collect();
         let is_here = |run| self.inner.driven.live.get(run).is_some();
         for channel in channels.values() {
-            // One that has begun here in the meantime may not be stored yet.
+            // A run that was started here in the meantime may not be stored yet.
             if !newest.contains_key(&channel.run) && !is_here(channel.run) {
                 channel.run_is_gone();
             }

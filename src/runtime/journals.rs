@@ -1,4 +1,4 @@
-//! Journals in memory: of so many bytes at the same time, for all readers together.
+//! Limits the memory of journals, for all readers together.
 
 use std::collections::HashMap;
 
@@ -10,28 +10,27 @@ use crate::engine::State;
 use crate::event::Event;
 use crate::store::StoreError;
 
-/// KiB of all journals that are in memory at the same time; a larger one is there alone. As events and
-/// turns they take several times as many.
-const AT_ONCE: u32 = 16 << 10;
-/// Bytes that need no turn.
+/// KiB of stored journals that are in memory at the same time; a larger journal is in memory alone. Parsed
+/// events and turns take several times as much.
+const MAX_KIB: u32 = 16 << 10;
+/// Journals up to this number of bytes are not limited.
 const SMALL: u64 = 64 << 10;
-/// Bytes of journals that are read in one query, where they are several.
-const PIECE: u64 = 4 << 20;
+/// Bytes of several journals that are read in one query.
+const QUERY_BYTES: u64 = 4 << 20;
 
-static TURNS: Places = Places::of_kib(AT_ONCE);
+static TURNS: Places = Places::of_kib(MAX_KIB);
 
-/// The turn of what is in memory.
+/// The permit for journals in memory.
 pub type Turn = SemaphorePermit<'static>;
 
-/// Waits until journals of so many bytes may be in memory, and there is enough; `None` where they are
-/// small.
+/// Waits until journals of this size may be in memory, and memory is not scarce; `None` if they are small.
 pub async fn turn(bytes: u64) -> Option<Turn> {
     let turn = turn_of_bounded(bytes).await?;
     memory::enough().await;
     Some(turn)
 }
 
-/// The same for what is bounded in other ways, too: it does not wait for memory.
+/// The same for uses that are limited elsewhere, too; does not wait while memory is scarce.
 pub(super) async fn turn_of_bounded(bytes: u64) -> Option<Turn> {
     if bytes <= SMALL {
         return None;
@@ -39,13 +38,13 @@ pub(super) async fn turn_of_bounded(bytes: u64) -> Option<Turn> {
     TURNS.take(bytes).await
 }
 
-/// How many of these runs are read in one query, and how many bytes their journals have: one run at
-/// least, however large it is.
+/// How many of these runs are read in one query, and the size of their journals in bytes. It is at least one
+/// run, however large.
 pub(crate) fn piece(runs: &[Uuid], sizes: &HashMap<Uuid, u64>) -> (usize, u64) {
     let mut bytes = 0;
     for (read, run) in runs.iter().enumerate() {
         let more = sizes.get(run).copied().unwrap_or(0);
-        if read > 0 && bytes + more > PIECE {
+        if read > 0 && bytes + more > QUERY_BYTES {
             return (read, bytes);
         }
         bytes += more;
@@ -53,13 +52,13 @@ pub(crate) fn piece(runs: &[Uuid], sizes: &HashMap<Uuid, u64>) -> (usize, u64) {
     (runs.len(), bytes)
 }
 
-/// Each run's own of these events, where those of a run stand in one piece.
+/// Splits events by run. The events of each run must be contiguous.
 pub(crate) fn by_run(events: &[Event]) -> HashMap<Uuid, &[Event]> {
     let journals = events.chunk_by(|a, b| a.run_id == b.run_id);
     journals.map(|journal| (journal[0].run_id, journal)).collect()
 }
 
-/// Adds the next event of a journal. One that cannot follow what came before cannot be read.
+/// Applies the next event of a journal. An event that does not fit the state counts as unreadable.
 pub(super) fn apply(state: &mut State, event: &Event) -> Result<(), StoreError> {
     state.apply(event).map_err(|error| StoreError::UnreadableEvent {
         run: event.run_id,
@@ -87,9 +86,9 @@ mod tests {
     #[test]
     fn pieces_have_one_run_at_least() {
         let runs: Vec<Uuid> = (0..4).map(Uuid::from_u128).collect();
-        let sizes = [(runs[0], PIECE + 1), (runs[1], PIECE - 1), (runs[2], 1)].into();
-        assert_eq!(piece(&runs, &sizes), (1, PIECE + 1));
-        assert_eq!(piece(&runs[1..], &sizes), (3, PIECE));
+        let sizes = [(runs[0], QUERY_BYTES + 1), (runs[1], QUERY_BYTES - 1), (runs[2], 1)].into();
+        assert_eq!(piece(&runs, &sizes), (1, QUERY_BYTES + 1));
+        assert_eq!(piece(&runs[1..], &sizes), (3, QUERY_BYTES));
         assert_eq!(piece(&[], &sizes), (0, 0));
     }
 }

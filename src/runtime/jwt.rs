@@ -1,5 +1,4 @@
-//! JSON Web Tokens of an identity provider (RFC 7519), by which callers are known where
-//! `auth.mode` is `jwt`.
+//! JSON Web Tokens of an identity provider (RFC 7519), which identify callers if `auth.mode` is `jwt`.
 //!
 //! Accepted are RS256, ES256 and EdDSA with the provider's keys, its issuer and this service's
 //! audience. The claims `sub`, `tenant`, `scope` (as in RFC 8693: separated by spaces) and `exp` say
@@ -8,6 +7,7 @@
 
 mod jwks;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -15,19 +15,19 @@ use jsonwebtoken::{Algorithm, Validation};
 use serde::Deserialize;
 use serde_json::Value;
 
-use self::jwks::{Jwks, JwksError};
+use self::jwks::{Jwks, JwksError, VerifyingKey};
 use super::keys::{MAX_SCOPES, is_scope, is_tenant};
 use crate::clock;
 use crate::config::Jwt;
 use crate::run::Caller;
 
-/// Longer tokens are refused unread.
+/// Longer tokens are refused without parsing.
 const MAX_BYTES: usize = 8192;
 const MAX_SUBJECT: usize = 256;
 /// How far the provider's clock may be ahead in `nbf`.
 const CLOCK_SKEW: Duration = Duration::from_mins(1);
 
-/// Why a token's caller is not known.
+/// Why a token does not identify a caller.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JwtError {
     #[error(transparent)]
@@ -43,7 +43,7 @@ pub enum JwtRefusal {
     Malformed,
     #[error("The JWT was not signed with a key of the identity provider.")]
     Forged,
-    /// As the next ones, of a token that the provider did sign.
+    /// From here on: refusals of tokens that the provider did sign.
     #[error("The JWT's header has `crit`, and no critical extension is supported.")]
     Critical,
     #[error("The JWT is not valid yet.")]
@@ -54,7 +54,7 @@ pub enum JwtRefusal {
     Claim { claim: &'static str, problem: &'static str },
 }
 
-/// A caller that the identity provider vouches for.
+/// A caller that the identity provider has authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vouched {
     pub caller: Caller,
@@ -69,8 +69,8 @@ pub struct IdentityProvider {
     keys: Jwks,
 }
 
-/// Whether a bearer token can be one of an identity provider: a JWT that is not signed with a shared
-/// secret, as those of this service are.
+/// Whether a bearer token may be one of an identity provider: a JWT that is not signed with a shared secret,
+/// unlike the tokens of this service.
 pub fn is_foreign(token: &str) -> bool {
     token.len() > MAX_BYTES
         || jsonwebtoken::decode_header(token).is_ok_and(|header| {
@@ -115,16 +115,12 @@ impl IdentityProvider {
         if !matches!(header.alg, Algorithm::RS256 | Algorithm::ES256 | Algorithm::EdDSA) {
             return Err(JwtRefusal::Malformed.into());
         }
-        let keys = self.keys.candidates(header.kid.as_deref(), header.alg).await?;
-        let claims = keys.iter().find_map(|key| {
-            let mut validation = Validation::new(key.algorithm);
-            // What the claims must be is checked below, so that each mistake has its words.
-            validation.validate_exp = false;
-            validation.validate_aud = false;
-            validation.required_spec_claims.clear();
-            jsonwebtoken::decode::<Claims>(token, &key.key, &validation).ok()
-        });
-        let claims = claims.ok_or(JwtRefusal::Forged)?.claims;
+        let (id, algorithm) = (header.kid.as_deref(), header.alg);
+        let mut claims = verified(token, &self.keys.candidates(id, algorithm).await?);
+        if claims.is_none() {
+            claims = verified(token, &self.keys.reread(id, algorithm).await?);
+        }
+        let claims = claims.ok_or(JwtRefusal::Forged)?;
         // RFC 7515, section 4.1.11.
         if header.crit.is_some() {
             return Err(JwtRefusal::Critical.into());
@@ -169,6 +165,19 @@ impl IdentityProvider {
             Caller { subject: format!("jwt:{subject}"), tenant: tenant.to_owned(), scopes };
         Ok(Vouched { caller, expires_at })
     }
+}
+
+/// The claims of a token that one of these keys has signed.
+fn verified(token: &str, keys: &[Arc<VerifyingKey>]) -> Option<Claims> {
+    keys.iter().find_map(|key| {
+        let mut validation = Validation::new(key.algorithm);
+        // The claims are checked later, so that each mistake has its own error.
+        validation.validate_exp = false;
+        validation.validate_aud = false;
+        validation.required_spec_claims.clear();
+        let read = jsonwebtoken::decode::<Claims>(token, &key.key, &validation);
+        read.ok().map(|read| read.claims)
+    })
 }
 
 /// A `NumericDate`: seconds since 1970, perhaps with a fraction.

@@ -1,5 +1,5 @@
-//! One start at a time for an idempotency key: requests that come in the meantime wait, and then find what
-//! became of it.
+//! One start at a time for an idempotency key, and the like: requests that come in the meantime wait,
+//! and then find what became of it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -7,17 +7,17 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::{Mutex as KeyLock, OwnedMutexGuard};
 
-/// Unused locks are pruned once the table has more than this many.
-const FEW: usize = 64;
+/// Unused locks are removed once the table has more than this many.
+const PRUNE_ABOVE: usize = 64;
 
-/// Locks by tenant and idempotency key. There is one while a request has it or waits for it.
+/// Locks by tenant and idempotency key. A lock exists while a request holds it or waits for it.
 #[derive(Debug, Default)]
 pub(super) struct KeyLocks(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
     by_key: HashMap<(String, String), Weak<KeyLock<()>>>,
-    /// At this size, those that nothing holds are taken out.
+    /// The size at which unused locks are removed.
     full: usize,
 }
 
@@ -33,7 +33,7 @@ impl Table {
     fn get_or_insert(&mut self, key: (String, String)) -> Arc<KeyLock<()>> {
         if self.by_key.len() >= self.full {
             self.by_key.retain(|_, lock| lock.strong_count() > 0);
-            self.full = FEW.max(2 * self.by_key.len());
+            self.full = PRUNE_ABOVE.max(2 * self.by_key.len());
         }
         let known = self.by_key.get(&key).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
@@ -56,10 +56,10 @@ mod tests {
         assert!(futures::FutureExt::now_or_never(locks.lock("a", "k")).is_none());
         drop(first);
         assert!(futures::FutureExt::now_or_never(locks.lock("a", "k")).is_some());
-        for number in 0..10 * FEW {
+        for number in 0..10 * PRUNE_ABOVE {
             drop(locks.lock("a", &number.to_string()).await);
         }
-        assert!(locks.0.lock().by_key.len() <= FEW);
+        assert!(locks.0.lock().by_key.len() <= PRUNE_ABOVE);
         drop((other_tenant, other_key));
     }
 }

@@ -1,8 +1,8 @@
 //! API keys: how a token is made, read and verified, and the first one.
 //!
-//! A token is `tl_<id>_<secret>`. The id finds the row, the secret is random and long, so its plain
-//! SHA-256 is stored and compared in constant time. Who may make which key is decided by the
-//! callers of this module: routes check scopes, the command line has the database.
+//! A token is `tl_<id>_<secret>`. The row is found by the id. The secret is random and long, so its plain
+//! SHA-256 is stored, and compared in constant time. The callers of this module decide who may create which
+//! key: routes check scopes, the command line needs access to the database.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -13,7 +13,7 @@ use subtle::ConstantTimeEq;
 use crate::clock;
 use crate::store::{AdminKeys, ApiKeyRecord, KeyStored, Store, StoreError};
 
-/// Everything that a key can be allowed, except `tools:<name>`.
+/// All scopes, except `tools:<name>`.
 pub const SCOPES: [&str; 16] = [
     "admin",
     "agents:invoke",
@@ -42,7 +42,7 @@ pub const MAX_SCOPE: usize = 256;
 /// The tenant of the first admin key, and of everyone where authentication is off.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// The first key's id is fixed, so that of two replicas that start at once only one makes it.
+/// The fixed id of the first key: if two replicas start at once, only one of them creates it.
 const FIRST_ID: &str = "bootstrapadmin";
 
 const ID_BYTES: usize = 9;
@@ -68,9 +68,9 @@ pub enum KeyError {
     Store(#[from] StoreError),
 }
 
-/// A fresh key; the only moment at which the whole token is known.
+/// A new key, with the token that is known only now.
 pub struct NewKey {
-    /// The part by which it is found.
+    /// The id, by which it is found.
     pub id: String,
     /// The whole token, `tl_<id>_<secret>`.
     pub token: String,
@@ -93,7 +93,7 @@ pub fn generate() -> Result<NewKey, KeyError> {
     NewKey::with_id(hex::encode(random::<ID_BYTES>()?))
 }
 
-/// So many random bytes.
+/// Random bytes.
 ///
 /// # Errors
 /// [`KeyError::Random`].
@@ -117,12 +117,12 @@ pub fn is_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric())
 }
 
-/// What is stored of a secret.
+/// The stored hash of a secret.
 pub fn hash(secret: &str) -> Vec<u8> {
     Sha256::digest(secret.as_bytes()).to_vec()
 }
 
-/// Whether this is the secret; takes the same time for every wrong one.
+/// Whether this is the secret, in constant time.
 pub fn verify(secret: &str, stored: &[u8]) -> bool {
     hash(secret).as_slice().ct_eq(stored).into()
 }
@@ -142,9 +142,8 @@ pub fn is_tenant(name: &str) -> bool {
         && name.bytes().all(|b| plain(b) || b == b'_' || b == b'-')
 }
 
-/// Sees to it that there is an admin key. With `TOOLLOOP_ADMIN_KEY` that one exists afterwards
-/// (revoked it stays revoked); otherwise a start makes one where there never was any, and answers its
-/// token, to be printed once.
+/// Ensures that there is an admin key: the one of `TOOLLOOP_ADMIN_KEY`, if that is set (a revoked one stays
+/// revoked). Otherwise, creates a key if there never was one, and returns its token, which is printed once.
 ///
 /// # Errors
 /// The given token is malformed or contradicts a stored key; the store failed.
@@ -154,7 +153,8 @@ pub async fn bootstrap(
 ) -> Result<Option<String>, KeyError> {
     if let Some(token) = admin_key {
         let (id, secret) = parse(token.expose_secret()).ok_or(KeyError::MalformedAdminKey)?;
-        if store.insert_key(&admin(id, hash(secret))).await? == KeyStored::Stored {
+        let key = admin(id, "operator's key", hash(secret));
+        if store.insert_key(&key).await? == KeyStored::Stored {
             return Ok(None);
         }
         let stored = store.key(id).await?;
@@ -170,14 +170,15 @@ pub async fn bootstrap(
         return Ok(None);
     }
     let key = NewKey::with_id(FIRST_ID.to_owned())?;
-    let stored = store.insert_key(&admin(&key.id, key.secret_hash)).await?;
+    let first = admin(&key.id, "first admin key", key.secret_hash);
+    let stored = store.insert_key(&first).await?;
     Ok((stored == KeyStored::Stored).then_some(key.token))
 }
 
-fn admin(id: &str, secret_hash: Vec<u8>) -> ApiKeyRecord {
+fn admin(id: &str, name: &str, secret_hash: Vec<u8>) -> ApiKeyRecord {
     ApiKeyRecord {
         id: id.to_owned(),
-        name: "first admin key".into(),
+        name: name.to_owned(),
         tenant: DEFAULT_TENANT.into(),
         scopes: vec!["admin".into()],
         secret_hash,
@@ -196,6 +197,29 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store::open;
+
+    #[tokio::test]
+    async fn admin_keys_that_the_service_creates_can_be_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("keys.db").display());
+        let store = open(&url, 1, false).await.unwrap();
+        store.migrate().await.unwrap();
+        assert!(bootstrap(&store, None).await.unwrap().is_some());
+        for id in ["one", "two"] {
+            let token = SecretString::from(format!("tl_{id}_{}", "s".repeat(32)));
+            assert_eq!(bootstrap(&store, Some(&token)).await.unwrap(), None);
+        }
+        let ids = [FIRST_ID, "one", "two"].map(str::to_owned);
+        let named = store.key_names(DEFAULT_TENANT, &ids).await.unwrap();
+        let expected = [
+            (FIRST_ID, "first admin key", false),
+            ("one", "operator's key", true),
+            ("two", "operator's key", true),
+        ];
+        let expected = expected.map(|(id, name, shared)| (id.to_owned(), name.to_owned(), shared));
+        assert_eq!(named, expected);
+    }
 
     #[test]
     fn a_generated_token_reads_back_and_verifies() {
@@ -210,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token() {
+    fn malformed_tokens_are_refused() {
         let secret = "s".repeat(32);
         assert!(parse(&format!("tl_id_{secret}")).is_some());
         assert_eq!(parse(&format!("tl_id_a_b-{secret}")).unwrap().1, format!("a_b-{secret}"));

@@ -1,9 +1,10 @@
-//! Runs that need what this replica's settings do not have: they are left to other replicas.
+//! Leaves runs to other replicas if this replica's settings lack what they need.
 //!
-//! While settings are changed replica by replica, a run may be claimed by one that lacks its tools, the
-//! provider of its model, or the agents and skills that its definition names. Another one takes it
-//! then. This one does not claim it meanwhile, looks again now and then, since agents and skills can
-//! be added at any time, and after a while, or where no other replica is alive, does what it can.
+//! While settings are changed replica by replica, a replica may claim a run without having its tools, the
+//! provider of its model, or the agents and skills that its definition names. It then gives the run back and
+//! does not claim it for a while, so that another replica can. It tries again with growing pauses, because
+//! agents and skills can be added at any time. After ten minutes, or if no other replica is alive, it drives
+//! the run with what it has, or fails it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,13 +19,13 @@ use crate::engine::Plan;
 use crate::run::Delegation;
 use crate::store::{GivenBack, RunRecord};
 
-/// How long a run is left to others.
+/// How long a run is left to other replicas.
 const MAX_WAIT: Duration = Duration::from_mins(10);
-/// How long this replica does not claim a run that it has left to others, at first.
+/// The first pause in which this replica does not claim a run that it has left to others.
 const FIRST_PAUSE: Duration = Duration::from_secs(3);
 /// The longest of these pauses, each of which is twice as long as the one before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// Runs that a claim leaves out by their ids; the others that are left wait for all replicas.
+/// A claim excludes at most this many runs by id; further ones wait in the queue, for all replicas.
 const MAX_LEFT: usize = 1000;
 
 /// The runs that this replica leaves to others.
@@ -34,22 +35,22 @@ pub(super) struct LeftRuns(Mutex<LeftRunsInner>);
 #[derive(Debug, Default)]
 struct LeftRunsInner {
     runs: HashMap<Uuid, LeftRun>,
-    /// What was lacking, and when that was logged.
+    /// What was lacking, and when it was logged.
     logged: HashMap<String, Instant>,
 }
 
 #[derive(Debug)]
 struct LeftRun {
-    /// The last event of its journal: where another replica has driven it since, it is left anew.
+    /// The last event of its journal. It changes when another replica drives the run; then the time starts anew.
     last_seq: i64,
     since: Instant,
     pause: Duration,
-    /// Until when it is not claimed.
+    /// Until when this replica does not claim it.
     until: Instant,
 }
 
 impl LeftRuns {
-    /// Leaves a run to others; how it is given back. `None`: it was left to them for long enough.
+    /// Leaves a run to others; how to give it back. `None` if it was left to others for long enough.
     fn leave(&self, run: Uuid, last_seq: i64, now: Instant) -> Option<GivenBack> {
         let mut left = self.0.lock();
         let is_listed = left.listed(now).take(MAX_LEFT).count() < MAX_LEFT;
@@ -66,25 +67,25 @@ impl LeftRuns {
         Some(if is_listed { GivenBack::AtOnce } else { GivenBack::After(pause) })
     }
 
-    /// Whether it was not logged lately that this is lacking.
-    fn is_news(&self, lack: &str, now: Instant) -> bool {
+    /// Whether this lack has to be logged, because it was not logged lately.
+    fn must_be_logged(&self, lack: &str, now: Instant) -> bool {
         let logged = &mut self.0.lock().logged;
         logged.retain(|_, at| now - *at < MAX_WAIT);
-        let is_news = !logged.contains_key(lack);
-        if is_news {
+        let must_be_logged = !logged.contains_key(lack);
+        if must_be_logged {
             logged.insert(lack.to_owned(), now);
         }
-        is_news
+        must_be_logged
     }
 
-    /// The runs that are not to be claimed now. Those that others have taken are forgotten in time.
+    /// The runs that must not be claimed now. Runs that other replicas have taken are forgotten after a while.
     pub(super) fn excluded_from_claims(&self) -> Vec<Uuid> {
         let (mut left, now) = (self.0.lock(), Instant::now());
         left.runs.retain(|_, run| now - run.since < 2 * MAX_WAIT);
         left.listed(now).collect()
     }
 
-    /// Whether this run is not to be claimed now.
+    /// Whether this run must not be claimed now.
     pub(super) fn is_excluded(&self, run: Uuid) -> bool {
         self.0.lock().runs.get(&run).is_some_and(|left| left.until > Instant::now())
     }
@@ -97,8 +98,7 @@ impl LeftRunsInner {
 }
 
 impl Runtime {
-    /// What a run needs and this replica does not have, although its plan could be made. Models that
-    /// only take over from the first do not count.
+    /// What a run needs and this replica lacks, although its plan could be made. Fallback models do not count.
     pub(super) fn lack_of(&self, plan: &Plan) -> Option<String> {
         let agents = &self.inner.agents;
         let asks_model = plan.rules.given.is_none();
@@ -120,8 +120,8 @@ impl Runtime {
         of_model().or_else(of_agents).or_else(of_skills)
     }
 
-    /// Leaves a claimed run to other replicas, unless none is alive or it was left to them for long
-    /// enough. One that is to be cancelled is not left: it needs nothing.
+    /// Leaves a claimed run to other replicas, unless none is alive or it was left to them for long enough. A
+    /// run with a cancel request is not left, because it needs nothing.
     pub(super) async fn leave_to_others(
         &self,
         row: &RunRecord,
@@ -135,7 +135,7 @@ impl Runtime {
         }
         let (left, now) = (&inner.queue.left, Instant::now());
         let Some(how) = left.leave(row.id, row.last_seq(), now) else { return Ok(()) };
-        if left.is_news(lack, now) {
+        if left.must_be_logged(lack, now) {
             tracing::warn!(
                 run_id = %row.id,
                 %lack,
@@ -177,9 +177,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lacking_is_logged_once() {
+    fn a_lack_is_logged_once() {
         let (left, begun) = (LeftRuns::default(), Instant::now());
-        let look = |lack, after| left.is_news(lack, begun + after);
+        let look = |lack, after| left.must_be_logged(lack, begun + after);
         assert!(look("a tool", Duration::ZERO) && look("an agent", Duration::ZERO));
         assert!(!look("a tool", MAX_WAIT / 2));
         assert!(look("a tool", MAX_WAIT));

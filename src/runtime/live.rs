@@ -23,7 +23,7 @@ struct Running {
 }
 
 impl LiveRuns {
-    /// Of two tasks of one run, that of the older epoch winds down.
+    /// Registers a run. If it has another task with an older epoch, that task is stopped.
     pub(super) fn insert(&self, id: Uuid, epoch: i64, control: Arc<RunControl>) {
         let mut running = self.running.lock();
         match running.get(&id) {
@@ -53,12 +53,12 @@ impl LiveRuns {
         self.running.lock().len()
     }
 
-    /// Stops all of them; others own them now.
+    /// Stops all runs, because other replicas own them now.
     pub(super) fn lose_all(&self) {
         self.running.lock().drain().for_each(|(_, running)| running.control.lose());
     }
 
-    /// Notes a run that is still ours in the store although no task drives it any more.
+    /// Notes a run that this replica still owns in the store although no task drives it any more.
     pub(super) fn abandon(&self, ownership: OwnedRun) {
         self.abandoned.lock().push(ownership);
     }

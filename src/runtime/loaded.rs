@@ -1,8 +1,7 @@
 //! Definitions made ready to run: compiled once, shared by all runs of that version.
 //!
-//! The key is the definition's hash, so a run that goes on after a reload or a restart finds, or
-//! makes again, exactly what it started with. Only the agents that it can leave work to are those
-//! of the catalogue.
+//! They are cached by the definition's hash, so a run that is resumed after a reload or a restart gets exactly
+//! what it started with. Only the agents that it can delegate to are the present ones of the catalogue.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,8 +18,8 @@ use crate::tools::executor::Executor;
 use crate::tools::registry::Registry;
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 
-/// More versions than this are not kept ready.
-const KEPT: usize = 1024;
+/// The cache holds at most this many versions.
+const MAX_LOADED: usize = 1024;
 
 /// One version of one agent, ready to run.
 #[derive(Clone)]
@@ -29,15 +28,15 @@ pub(super) struct LoadedAgent {
     pub agent: Arc<Agent>,
     /// Its tools behind its gate.
     pub executor: Arc<Executor>,
-    /// What its runs keep.
+    /// The snapshot that its runs store.
     pub snapshot: Arc<DefinitionSnapshot>,
-    /// The agents that it can leave work to, as they were; `None` where one is gone.
+    /// The agents that it can delegate to, when this was made; `None` for a missing one.
     delegates: Arc<[(String, Option<Arc<Agent>>)]>,
-    /// What tools there were; `None` where that does not matter.
+    /// The generation of the registry's tools, when this was made; `None` if it does not depend on them.
     generation: Option<u64>,
 }
 
-/// All versions that were needed lately.
+/// The recently used versions.
 pub(super) struct LoadedAgents {
     registry: Arc<Registry>,
     catalogue: Arc<Catalogue>,
@@ -46,7 +45,7 @@ pub(super) struct LoadedAgents {
 }
 
 impl LoadedAgents {
-    /// What definitions are made ready with.
+    /// The tools and skills with which definitions are loaded.
     pub(super) fn tools(&self) -> (&Registry, &Arc<Skills>) {
         (&self.registry, self.skills())
     }
@@ -61,7 +60,7 @@ impl LoadedAgents {
         self.catalogue.skills()
     }
 
-    /// None yet.
+    /// An empty cache.
     pub(super) fn new(
         registry: Arc<Registry>,
         catalogue: Arc<Catalogue>,
@@ -78,7 +77,7 @@ impl LoadedAgents {
         }
     }
 
-    /// This version, ready to run; it is not kept, since no run has it.
+    /// This version, ready to run; not cached, because no run uses it.
     pub(super) fn made(&self, agent: &Arc<Agent>) -> Result<LoadedAgent, LoadError> {
         self.known(&agent.hash).map_or_else(|| self.make(Arc::clone(agent)), Ok)
     }
@@ -111,7 +110,7 @@ impl LoadedAgents {
     fn load(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
         let loaded = self.make(agent)?;
         let mut by_hash = self.by_hash.write();
-        if by_hash.len() >= KEPT {
+        if by_hash.len() >= MAX_LOADED {
             by_hash.clear();
         }
         by_hash.insert(loaded.agent.hash.clone(), loaded.clone());

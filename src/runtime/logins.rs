@@ -1,5 +1,4 @@
-//! Which keys are in use, and which logins were refused: noted in memory by requests, written by one
-//! task.
+//! Records which keys are used and which logins were refused: noted in memory by requests, written by one task.
 //!
 //! A key's use is written at most once a minute. Refused logins are counted by reason and source:
 //! the first is written within a second, those that follow once a minute.
@@ -20,7 +19,7 @@ use crate::clock;
 use crate::event::{Act, AuditAction};
 use crate::store::{ApiKeyRecord, Store};
 
-/// Between two writes about the same key.
+/// The pause between two writes about the same key.
 const PAUSE: Duration = Duration::from_mins(1);
 /// Flush interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -87,7 +86,7 @@ struct Group {
     tenant: String,
     subject: String,
     why: LoginRefusal,
-    /// The client's address; absent for further ones.
+    /// The client's address; absent for the group of all further addresses.
     source: Option<IpAddr>,
 }
 
@@ -163,7 +162,7 @@ mod tests {
     use crate::store::{AuditFilter, Page, open};
 
     #[tokio::test]
-    async fn what_the_store_refuses_is_written_later() {
+    async fn refused_writes_are_repeated_later() {
         let dir = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", dir.path().join("logins.db").display());
         let store = open(&url, 1, false).await.unwrap();
@@ -175,8 +174,8 @@ mod tests {
         logins.write_noted(true).await;
         let all = Page { limit: 9, after: None };
         let rows = store.audit(DEFAULT_TENANT, &AuditFilter::default(), &all).await.unwrap();
-        let told: Vec<&str> = rows.iter().map(|row| row.arguments.as_str()).collect();
-        assert!(matches!(&told[..], [one] if one.contains("\"count\":2")), "{told:?}");
+        let arguments: Vec<&str> = rows.iter().map(|row| row.arguments.as_str()).collect();
+        assert!(matches!(&arguments[..], [one] if one.contains("\"count\":2")), "{arguments:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! What runs recall of earlier ones: when they are opened, and when their model asks.
+//! Recalls observations of earlier runs: when a run is opened, and when its model asks.
 //!
-//! Which observations fit a text is the store's to say; always those of the same tenant and agent.
+//! The store finds the observations for a text, always those of the same tenant and agent.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::store::{NewRun, Observation, Store, StoreError};
 use crate::tools::recall::{RecallFn, RecallQuery, Recalled};
 
 impl Runtime {
-    /// What fits the inputs of a run, the most relevant first.
+    /// The observations for the inputs of a run, the most relevant first.
     pub(super) async fn memories(
         &self,
         recall: RecallSection,
@@ -37,7 +37,7 @@ fn noted(found: &[Observation]) -> Recalled {
     (found.iter().map(note).collect(), labels.fold(Labels::default(), Labels::and))
 }
 
-/// What the tool `recall` asks.
+/// The function that the tool `recall` calls.
 pub fn recollection(store: Arc<Store>) -> RecallFn {
     Arc::new(move |RecallQuery { tenant, agent, run_id, query, top_k }| {
         let store = Arc::clone(&store);

@@ -75,6 +75,7 @@ use self::capacity::Capacity;
 use self::driven::DrivenRuns;
 use self::housekeeping::Housekeeping;
 use self::idempotency::IdempotencyKeys;
+use self::key_locks::KeyLocks;
 use self::loaded::LoadedAgents;
 use self::places::Places;
 use self::queue::Queue;
@@ -99,7 +100,7 @@ pub use audit_chain::{AuditChain, AuditKey};
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
-pub use files::{FileOwner, FileUsers, Files, FilesError};
+pub use files::{FileOwner, FileUsers, Files, FilesError, record_change};
 pub use follow::{Follower, Over};
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
@@ -113,32 +114,32 @@ pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, Replay
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
 pub use uploads::{FileCopy, Upload, UploadError, Uploads};
-pub use waiting::{AnswerError, Approver, Asked, CallPlace, Found, Outstanding};
+pub use waiting::{AnswerError, Approver, CallPlace, Found, KnownRequests, Outstanding};
 pub use webhooks::{WebhookSender, Webhooks};
 pub use workspaces::{Sharing, WorkspaceSettings, object_store_fault, shared_volume_fault};
 
-/// How long a cancel request waits for the end of a run that is not being driven.
-const END: Duration = Duration::from_secs(2);
-/// How long, and how often, it looks for a run that is being stored.
-const BEGINNING: Duration = Duration::from_secs(10);
+/// How long a cancel request waits for the end of a run that is not driven.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long, and how often, a cancel request looks for a run that is being stored.
+const STORED_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runtime settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Runs that this replica drives at once, whatever way they came.
+    /// Runs that this replica drives at once.
     pub max_concurrent_runs: usize,
     /// How many of them may be of one tenant, or of one key, on all replicas together.
     pub run_limits: RunLimits,
     /// Runs that may wait in the queue, of all replicas together.
     pub max_queued_runs: u64,
-    /// How many of them may have been begun from the queue; recovered ones were begun before.
+    /// How many of them may have been begun from the queue; resumed runs do not count.
     pub queue_workers: usize,
-    /// A replica that is silent for longer than this is dead.
+    /// A replica counts as dead after this time without a heartbeat.
     pub lease: Duration,
-    /// How long a running run waits for a store that went away.
+    /// How long a run waits for an unavailable store.
     pub store_patience: Duration,
-    /// Crashes of its replica after which a run is given up.
+    /// Crashes of its replica after which a run is ended.
     pub max_crashes: u32,
     /// How long an ended run is kept; for ever where absent.
     pub retention: Option<Duration>,
@@ -148,10 +149,9 @@ pub struct Settings {
     pub audit_key: Option<AuditKey>,
     /// Who may approve a call.
     pub approver: Approver,
-    /// How often a key may invoke, and how many calls of tools its runs may make, where the key
-    /// says nothing else.
+    /// The rate limit of keys without limits of their own, for invocations and tool calls.
     pub rate_limit: RateLimit,
-    /// What webhooks are sent with; absent: there are none.
+    /// The client and secrets of webhooks; absent: webhooks are disabled.
     pub webhooks: Option<Webhooks>,
     /// Where the files of runs are.
     pub workspaces: WorkspaceSettings,
@@ -172,6 +172,8 @@ struct Inner {
     capacity: Capacity,
     queue: Arc<Queue>,
     idempotency_keys: IdempotencyKeys,
+    /// Locks by session, held while a run with uploaded files begins.
+    session_uploads: KeyLocks,
     rate_limits: Arc<RateLimits>,
     workspaces: Arc<Workspaces>,
     bus: Arc<Bus>,
@@ -185,8 +187,8 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Puts the parts together; [`Runtime::join`] makes this process a replica. `observer` is told
-    /// of what this replica writes once it is durable.
+    /// Puts the parts together; [`Runtime::join`] makes this process a replica. `observer` gets
+    /// the writes of this replica once they are durable.
     pub fn new(
         store: Arc<Store>,
         catalogue: Arc<Catalogue>,
@@ -242,6 +244,7 @@ impl Runtime {
             capacity: Capacity::new(slots, places),
             queue,
             idempotency_keys: IdempotencyKeys::new(Arc::clone(&store)),
+            session_uploads: KeyLocks::default(),
             rate_limits: Arc::new(RateLimits::new(Arc::clone(&store), settings.rate_limit)),
             workspaces: Arc::new(Workspaces::new(
                 &settings.workspaces,
@@ -272,9 +275,10 @@ impl Runtime {
         if requested.status == RunStatus::Running {
             let until = match reached {
                 Some(true) => return Ok(Some(CancelOutcome::Requested(requested))),
-                // Its end is decided, and is not stored any more unless it cannot go on.
-                Some(false) => Instant::now() + END,
-                None => Instant::now(), // it is driven elsewhere, not yet or no more
+                // It has ended here already, but the store refuses such an end after the request. It ends as cancelled,
+                // unless it was interrupted.
+                Some(false) => Instant::now() + END_TIMEOUT,
+                None => Instant::now(), // it is not driven here
             };
             let found = self.wait(tenant, run, until).await?;
             let is_too_late =
@@ -287,13 +291,13 @@ impl Runtime {
                 }
             }));
         }
-        // It is not being driven: it is ended here, or by a replica that was faster.
+        // It is not driven: end it here, unless another replica was faster.
         self.end_cancelled().await?;
-        let ended = self.wait(tenant, run, Instant::now() + END).await?;
+        let ended = self.wait(tenant, run, Instant::now() + END_TIMEOUT).await?;
         Ok(ended.map(CancelOutcome::Requested))
     }
 
-    /// Stores the request; for a run whose first commit is on its way here, after that.
+    /// Stores the cancel request; if the run's first commit is in progress here, after that commit.
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -301,7 +305,7 @@ impl Runtime {
         subject: &str,
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
-        let until = Instant::now() + BEGINNING;
+        let until = Instant::now() + STORED_TIMEOUT;
         loop {
             let is_beginning = self.inner.driven.owned.has_started(run, tenant);
             let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
@@ -312,12 +316,12 @@ impl Runtime {
         }
     }
 
-    /// Whether this replica can drive runs, as of the last look at its workspace.
+    /// Whether this replica can drive runs, by the last check of its workspace directory.
     pub fn has_workspace(&self) -> bool {
         self.inner.workspaces.fault().is_none()
     }
 
-    /// The child run that a dispatched call means, where it leaves work to another agent.
+    /// The id of the child run of a dispatched call, if it delegates to another agent.
     pub fn child_of(&self, tool: &str, effect_key: &str) -> Option<Uuid> {
         self.inner.child_ids.of_tool(tool, effect_key)
     }
@@ -337,7 +341,7 @@ impl Runtime {
         &self.inner.rate_limits
     }
 
-    /// Judges recorded calls again.
+    /// The replay of policies.
     pub fn policy_replay(&self) -> PolicyReplay {
         PolicyReplay {
             store: Arc::clone(&self.inner.store),
@@ -345,7 +349,7 @@ impl Runtime {
         }
     }
 
-    /// What is sent to webhooks.
+    /// The sender of webhooks.
     pub fn webhooks(&self) -> &WebhookSender {
         &self.inner.housekeeping.webhooks
     }
@@ -355,7 +359,7 @@ impl Runtime {
         self.inner.driven.live.len()
     }
 
-    /// Whether the store takes what runs write, as of the last commit.
+    /// Whether the last commit to the store succeeded.
     pub fn is_storing(&self) -> bool {
         self.inner.writer.is_available()
     }
@@ -366,7 +370,7 @@ impl Runtime {
     }
 }
 
-/// The tool that reads skills, for the list of tools; an agent's own knows the names of its skills.
+/// The tool that reads skills, for the list of tools. The one of an agent knows the names of its skills.
 pub fn use_skill(skills: &Arc<Skills>) -> Arc<dyn Tool> {
     Arc::new(UseSkill::new(&[], compiled::lookup(skills)))
 }

@@ -1,9 +1,9 @@
 //! The runs that this replica owns and drives, from the claim to the end of their task, and the
 //! reconciliation with what the store says it owns.
 //!
-//! A run is owned and not driven where the answer to a claim was lost, a task failed, or a commit that was
-//! acknowledged is gone. No sweep takes them, because this replica lives. They go back to the queue
-//! as after a crash, so that one which cannot go on ends.
+//! A run is owned but not driven if the answer to a claim was lost, a task failed, or an acknowledged commit is
+//! gone. The sweep does not take such runs, because this replica is alive. They are requeued as after a crash,
+//! so that a run that always fails ends.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::store::{ClaimedRun, GivenBack, StoreError};
 /// A run, and the epoch under which it is owned.
 pub(super) type RunEpoch = (Uuid, i64);
 
-/// The epoch of a run that the replica drives which started it.
-pub(super) const FIRST: i64 = 1;
+/// The epoch of a run on the replica that started it.
+pub(super) const FIRST_EPOCH: i64 = 1;
 
 /// The runs that this replica owns and drives.
 #[derive(Debug, Default)]
@@ -28,16 +28,16 @@ pub(super) struct OwnedRuns(Mutex<OwnedRunsInner>);
 #[derive(Debug, Default)]
 struct OwnedRunsInner {
     held: HashMap<RunEpoch, usize>,
-    /// The tenants of those of `held` that were started here, whose first commit may be on its way.
+    /// The tenants of the runs in `held` that were started here; their first commit may be in progress.
     tenants: HashMap<RunEpoch, String>,
     /// Claims under way, by number.
     claims: BTreeSet<u64>,
     next_claim: u64,
-    /// Runs that were owned and not driven at the last look, each with the number of the first claim
-    /// that began after it was missed first.
+    /// Runs that were owned but not driven at the last check, each with the number of the first claim that
+    /// began after the first such check.
     missed: HashMap<RunEpoch, u64>,
-    /// Runs that were asked to cancel, with the reasons, before they were known by their ids: those of
-    /// `held`, and those that a claim under way may bring.
+    /// Cancel requests, with their reasons, for runs that are not registered by id yet: runs in `held`, and
+    /// runs that a claim in progress may return.
     cancelled: HashMap<Uuid, Option<String>>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct OwnedRun {
     epoch: i64,
 }
 
-/// A claim under way, which may yet bring runs that are owned already.
+/// A claim in progress. The store may count its runs as owned before the claim returns them.
 struct Claim {
     owned: Arc<OwnedRuns>,
     number: u64,
@@ -63,16 +63,16 @@ struct Claim {
 
 /// Why a run was requeued as after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reclaimed {
+pub(super) enum ReclaimReason {
     /// No task drove it.
     Undriven,
-    /// The store does not know what it had acknowledged.
+    /// The store has lost an acknowledged commit.
     LostCommit,
     /// Its end could not be written.
     Unended,
 }
 
-impl Reclaimed {
+impl ReclaimReason {
     fn as_str(self) -> &'static str {
         match self {
             Self::Undriven => "undriven",
@@ -88,24 +88,24 @@ impl OwnedRuns {
         OwnedRun { owned: Arc::clone(self), run, epoch }
     }
 
-    /// Takes note of a run that is started here, for this tenant.
+    /// Registers a run of this tenant that is started here.
     pub(super) fn own_new(self: &Arc<Self>, run: Uuid, epoch: i64, tenant: &str) -> OwnedRun {
         self.0.lock().tenants.insert((run, epoch), tenant.to_owned());
         self.own(run, epoch)
     }
 
-    /// Whether a run of this tenant was started here and is still driven, be it stored by now or not.
+    /// Whether a run of this tenant was started here and is still driven, stored or not.
     pub(super) fn has_started(&self, run: Uuid, tenant: &str) -> bool {
-        self.0.lock().tenants.get(&(run, FIRST)).is_some_and(|of| of == tenant)
+        self.0.lock().tenants.get(&(run, FIRST_EPOCH)).is_some_and(|of| of == tenant)
     }
 
-    /// Whether no run is owned, and no claim under way can bring one.
+    /// Whether no run is owned, and no claim is in progress.
     pub(super) fn is_empty(&self) -> bool {
         let holding = self.0.lock();
         holding.held.is_empty() && holding.claims.is_empty()
     }
 
-    /// Notes that a run is to be cancelled, where it may be about to be driven.
+    /// Notes a cancel request for a run that may be about to be driven.
     pub(super) fn cancel(&self, run: Uuid, reason: Option<&str>) {
         let mut holding = self.0.lock();
         if !holding.claims.is_empty() || holding.is_held(run) {
@@ -113,7 +113,7 @@ impl OwnedRuns {
         }
     }
 
-    /// Cancels a run that is known by its id now, where that was asked for before.
+    /// Cancels a run that is registered by id now, if a cancel request was noted before.
     pub(super) fn cancel_if_noted(&self, run: Uuid, control: &RunControl) {
         if let Some(reason) = self.0.lock().cancelled.remove(&run) {
             control.cancel(reason);
@@ -128,8 +128,8 @@ impl OwnedRuns {
         Claim { owned: Arc::clone(self), number }
     }
 
-    /// Of all that is owned: what is not driven now, was not at the last look, and no claim under way
-    /// can still bring.
+    /// The owned runs that are not driven now, were not at the last check, and cannot be returned by a claim
+    /// in progress.
     fn undriven(&self, owned: Vec<RunEpoch>) -> Vec<RunEpoch> {
         let mut holding = self.0.lock();
         let holding = &mut *holding;
@@ -159,7 +159,7 @@ impl OwnedRun {
         self.epoch
     }
 
-    /// Whether another task has the same run under the same epoch, as rivals for an id do.
+    /// Whether another task has the same run under the same epoch: both try to start a run with this id.
     fn is_shared(&self) -> bool {
         self.owned.0.lock().held.get(&(self.run, self.epoch)).is_some_and(|holders| *holders > 1)
     }
@@ -194,7 +194,7 @@ impl Drop for Claim {
 }
 
 impl Runtime {
-    /// The runs of a claim, each with its guard from the first moment.
+    /// The runs of a claim, each with its guard.
     pub(super) async fn claimed<Runs>(
         &self,
         claim: impl Future<Output = Result<Runs, StoreError>>,
@@ -223,14 +223,14 @@ impl Runtime {
         }
     }
 
-    /// The same; where the store is unavailable, the guard is handed back.
+    /// The same; if the store is unavailable, the guard is returned.
     pub(super) async fn try_to_requeue(
         &self,
         ownership: OwnedRun,
         how: GivenBack,
     ) -> Result<(), (OwnedRun, StoreError)> {
         if ownership.is_shared() {
-            return Ok(()); // the other one's
+            return Ok(()); // the other task owns it
         }
         let OwnedRun { run, epoch, .. } = ownership;
         match self.inner.store.give_back(&self.inner.replica.id, run, epoch, how).await {
@@ -239,17 +239,16 @@ impl Runtime {
         }
     }
 
-    /// A write was refused because the run belongs to another replica: believed where the store
-    /// still says so. Else what the store had acknowledged is gone, and the run begins anew from
-    /// what is left.
+    /// Handles a write that was refused because another replica owns the run. If the store still says that
+    /// this replica owns it, an acknowledged commit is gone, and the run is requeued with what is left.
     pub(super) async fn fenced(&self, ownership: OwnedRun) {
-        if !self.reclaim(&ownership, Reclaimed::LostCommit).await {
+        if !self.reclaim(&ownership, ReclaimReason::LostCommit).await {
             tracing::warn!(run_id = %ownership.run(), "run stopped: another replica owns it");
         }
     }
 
-    /// Requeues a run as after a crash, if this replica still owns it; whether it did.
-    pub(super) async fn reclaim(&self, ownership: &OwnedRun, reason: Reclaimed) -> bool {
+    /// Requeues a run as after a crash, if this replica still owns it; returns whether it did.
+    pub(super) async fn reclaim(&self, ownership: &OwnedRun, reason: ReclaimReason) -> bool {
         if ownership.is_shared() {
             return false;
         }
@@ -270,12 +269,16 @@ impl Runtime {
         }
         let owned = self.inner.store.owned_runs(&self.inner.replica.id).await?;
         for ownership in self.inner.driven.owned.undriven(owned) {
-            self.requeue(ownership, Reclaimed::Undriven).await?;
+            self.requeue(ownership, ReclaimReason::Undriven).await?;
         }
         self.inner.capacity.places.reconcile().await
     }
 
-    async fn requeue(&self, (run, epoch): RunEpoch, reason: Reclaimed) -> Result<bool, StoreError> {
+    async fn requeue(
+        &self,
+        (run, epoch): RunEpoch,
+        reason: ReclaimReason,
+    ) -> Result<bool, StoreError> {
         let crashed = GivenBack::Crashed;
         let was_ours =
             self.inner.store.give_back(&self.inner.replica.id, run, epoch, crashed).await?;
@@ -320,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_under_way_may_bring_it() {
+    fn runs_of_a_claim_in_progress_are_not_requeued() {
         let owned = Arc::<OwnedRuns>::default();
         let slow = owned.claim();
         assert_eq!((look(&owned), look(&owned), look(&owned)), (vec![], vec![], vec![]));
@@ -333,7 +336,7 @@ mod tests {
     #[test]
     fn a_run_that_is_started_is_known_to_its_tenant() {
         let owned = Arc::<OwnedRuns>::default();
-        let held = owned.own_new(RUN.0, FIRST, "acme");
+        let held = owned.own_new(RUN.0, FIRST_EPOCH, "acme");
         assert!(owned.has_started(RUN.0, "acme") && !owned.has_started(RUN.0, "other"));
         drop(held);
         assert!(!owned.has_started(RUN.0, "acme"));

@@ -1,5 +1,5 @@
-//! Runs that are driven here and can start others: what a child takes from its parent, and where it
-//! stands. Who its ancestors are follows from the rows.
+//! Runs that are driven here and can start child runs: what a child takes from its parent, and its lineage.
+//! The rows of runs tell the ancestors.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,18 +27,18 @@ use crate::tools::workspace;
 /// How many ancestors a run may have.
 pub const MAX_DEPTH: usize = 3;
 
-/// A run under way here whose agent can leave work to others.
+/// A run driven here whose agent can delegate to other agents.
 pub(super) struct Parent {
     pub(super) identity: RunIdentity,
     pub(super) plan: Arc<Plan>,
     pub(super) control: Arc<RunControl>,
-    /// Whether its budget is shared by now.
+    /// Whether its budget is already shared.
     pub(super) is_open: Arc<AtomicBool>,
     /// Its workspace, relative to its tenant's directory.
     pub(super) directory: Arc<str>,
     /// Its slot, lent to its children.
     pub(super) slot: ParentSlot,
-    /// Agents whose providers are known to refuse.
+    /// Agents whose providers have refused recently.
     pub(super) refused: RefusedAgents,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct ParentGuard {
 }
 
 impl Parents {
-    /// Makes a run known, where its agent can leave work to others.
+    /// Registers a run, if its agent can delegate to other agents.
     pub(super) fn note(self: &Arc<Self>, parent: Parent) -> Option<ParentGuard> {
         if !delegates(&parent.plan) {
             return None;
@@ -95,7 +95,7 @@ impl Parent {
         }
     }
 
-    /// Where a child stands.
+    /// The lineage of a child.
     pub(super) fn lineage_of(&self, child: &str) -> Result<Lineage, ChildFailed> {
         let mut lineage = self.lineage();
         if lineage.agents.iter().any(|agent| agent == child) {
@@ -113,7 +113,7 @@ impl Parent {
         Ok(lineage)
     }
 
-    /// What a child's request narrows, whatever its definition says.
+    /// The overrides of a child's request, which narrow its definition.
     pub(super) fn bounds(&self, now: &State) -> Overrides {
         let of_request = |field: &str| self.identity.new.overrides.get(field);
         let is_private = of_request("private").and_then(Value::as_bool);
@@ -155,8 +155,7 @@ impl Parent {
 }
 
 impl Runtime {
-    /// A run's way to the budget that it shares, where it was started by another one or can start
-    /// others.
+    /// The shared budget of a run that has a parent or can start child runs.
     pub(super) fn sharing(
         &self,
         identity: &RunIdentity,
@@ -180,7 +179,7 @@ impl Runtime {
         Some(SharedBudget::new(Arc::clone(is_open), tree))
     }
 
-    /// Where a run stands that was started by another one, from the rows of its ancestors.
+    /// The lineage of a child run, from the rows of its ancestors.
     pub(super) async fn lineage(
         &self,
         run: &RunRecord,
@@ -200,8 +199,7 @@ impl Runtime {
     }
 }
 
-/// An agent as it may act for a run with this definition and that autonomy, whose workspace is that
-/// directory.
+/// An agent, restricted to what the parent's definition, autonomy and workspace directory allow.
 pub(super) fn narrowed(
     agent: &Arc<Agent>,
     autonomy: Autonomy,

@@ -1,4 +1,4 @@
-//! How long a run under way waits for a store that went away.
+//! Retries of a run in progress while the store is unavailable.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tokio::time::Instant;
 use crate::engine::AppendFailed;
 use crate::store::StoreError;
 
-/// How often it is asked again.
+/// The pause between two tries.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Asks the store, again and again while it is away, as long as a run may wait for it.
+/// Repeats a request to the store while it is unavailable, as long as a run may wait for it.
 pub(super) async fn patiently<T, F>(
     patience: Duration,
     ask: impl Fn() -> F,

@@ -1,9 +1,9 @@
-//! The places of runs that this replica begins, within the limits of tenants and keys.
+//! Reservations of places for the runs that this replica starts, within the limits of tenants and keys.
 //!
-//! A run of a request takes a place before it is stored, in the store, where all replicas count
-//! together; it is given back where the run is not stored after all. A run that is stored as running has
-//! its place by that, whatever way it came: a parked run has none, one that another run started is in
-//! the place of that, and one that was begun before goes on whatever the limits say.
+//! A requested run reserves a place in the store before it is stored itself, so that the limits hold for all
+//! replicas together. The place is given back if the run is not stored after all. Once a run is stored as
+//! running, its row counts instead. A parked run has no place. A child run uses its parent's place. A run that
+//! was begun before continues whatever the limits are.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,26 +19,26 @@ use super::key_locks::KeyLocks;
 use crate::run::Caller;
 use crate::store::{LimitReached, NewRun, RunLimits, RunPlace, RunWrite, Store, StoreError};
 
-/// How long a run waits for places of its tenant that are being taken.
+/// How long a run waits while other runs of its tenant reserve places.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// After so long a place is in the store, or never will be.
+/// After this time, a reservation is in the store, or never will be.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// The places that this replica has, each until its run is stored.
+/// The places that this replica has reserved, each until its run is stored.
 pub(super) struct Places {
     limits: RunLimits,
     store: Arc<Store>,
     /// This replica.
     owner: Arc<str>,
-    /// One of a tenant at a time asks the store, so that a flood takes no connections from others.
+    /// One request per tenant at a time asks the store, so that a flood takes no connections from others.
     turns: KeyLocks,
     /// By the ids of runs and places.
     held: Mutex<BTreeSet<(Uuid, Uuid)>>,
-    /// What is to be given back.
+    /// Places that have to be given back.
     left: Mutex<Vec<Uuid>>,
-    /// How often all of them were lost.
+    /// How often all places were lost.
     losses: AtomicU64,
-    /// Wakes the loop that gives back what is left.
+    /// Wakes the loop that gives places back.
     wakes: Arc<Notify>,
 }
 
@@ -46,14 +46,14 @@ pub(super) struct Places {
 pub(super) struct Place {
     places: Arc<Places>,
     of: (Uuid, Uuid),
-    /// The losses before it was taken.
+    /// The value of `losses` when it was reserved.
     losses: u64,
 }
 
 /// Why a run has no place.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoPlace {
-    /// Its tenant or key has as many as it may.
+    /// The limit of its tenant or key is reached.
     #[error(transparent)]
     Limit(LimitReached),
     #[error(transparent)]
@@ -71,20 +71,20 @@ impl Places {
         Self { limits, store, owner, turns, held, left, losses: AtomicU64::default(), wakes }
     }
 
-    /// A run that is stored needs nothing else.
+    /// Releases the reservations of runs that are stored now.
     pub(super) fn on_written(&self, write: &RunWrite) {
         if write.new.is_some() && !self.limits.is_unlimited() {
             self.held.lock().retain(|(run, _)| *run != write.run_id);
         }
     }
 
-    /// Forgets all places: they are free for others since this replica was declared dead.
+    /// Forgets all places: the store has released them, because this replica was declared dead.
     pub(super) fn lose_all(&self) {
         self.losses.fetch_add(1, Ordering::SeqCst);
         self.held.lock().clear();
     }
 
-    /// A place for a run of a request, where there are limits.
+    /// Reserves a place for a requested run, if there are limits.
     pub(super) async fn take(
         self: &Arc<Self>,
         new: &NewRun,
@@ -122,7 +122,7 @@ impl Places {
         Place { places: Arc::clone(self), of, losses }
     }
 
-    /// Gives places back of runs that were not stored.
+    /// Gives back the places of runs that were not stored.
     pub(super) async fn give_back(&self) -> Result<(), StoreError> {
         let left = std::mem::take(&mut *self.left.lock());
         if left.is_empty() {
@@ -135,7 +135,7 @@ impl Places {
         given_back
     }
 
-    /// Gives places back that this replica has in the store alone: the answer to its asking was lost.
+    /// Gives back the places that only the store knows, because the answer to their reservation was lost.
     pub(super) async fn reconcile(&self) -> Result<(), StoreError> {
         if self.limits.is_unlimited() {
             return Ok(());
@@ -144,7 +144,7 @@ impl Places {
         self.store.give_other_places_back(&self.owner, &held, SETTLED).await
     }
 
-    /// Nothing begins here any more.
+    /// Gives back all places when this replica stops.
     pub(super) async fn give_all_back(&self) -> Result<(), StoreError> {
         if self.limits.is_unlimited() {
             return Ok(());
@@ -154,12 +154,12 @@ impl Places {
 }
 
 impl Place {
-    /// Whether another run may have it by now.
+    /// Whether it was lost, so that another run may have it.
     pub(super) fn is_lost(&self) -> bool {
         self.places.losses.load(Ordering::SeqCst) != self.losses
     }
 
-    /// It was not taken.
+    /// Forgets the place without giving it back, because it was not reserved.
     fn forget(self) {
         self.places.held.lock().remove(&self.of);
     }

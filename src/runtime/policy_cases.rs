@@ -1,5 +1,4 @@
-//! Cases of a policy: calls that are put before an agent's gate without a run, to see what it
-//! decides.
+//! Policy cases: calls that an agent's gate judges without a run, to test its decisions.
 //!
 //! A case gives the arguments of a call, from which the tool derives its actions in a directory
 //! made for the case, or the actions themselves, e.g. copied from an event. Nothing is executed.
@@ -29,7 +28,7 @@ use crate::tools::registry::Registry;
 use crate::tools::requests::RequestsLeft;
 use crate::tools::{Listener, Workspace};
 
-/// Whose workspace a case has, and which.
+/// The tenant and the workspace of a case.
 const TENANT: &str = "default";
 const WORKSPACE: &str = "policy-case";
 /// How long a tool may take to derive the actions of a call.
@@ -59,7 +58,7 @@ pub struct PolicyCase {
     pub files: Vec<String>,
     /// What the gate must decide.
     pub expect: Decision,
-    /// The rule that decides; not looked at where absent.
+    /// The rule that decides; not checked if absent.
     #[serde(default)]
     pub rule: Option<String>,
 }
@@ -74,7 +73,7 @@ pub struct Decided {
     pub actions: Arc<[Action]>,
 }
 
-/// Why a call does not come before the gate.
+/// Why the gate does not judge a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotJudged {
     /// The agent has no such tool.
@@ -92,7 +91,7 @@ fn every_tool() -> Vec<String> {
     vec!["tools:execute".to_owned()]
 }
 
-/// A definition's gate and tools, without the agents that it can leave work to.
+/// A definition's gate and tools, without the agents that it can delegate to.
 pub struct PolicyBench {
     executor: Executor,
     /// The definition's list of tools.
@@ -112,7 +111,7 @@ impl PolicyBench {
         Ok(Self { executor, listed: definition.tools.clone() })
     }
 
-    /// That a call is blocked whose tool the definition does not have.
+    /// The decision on a call whose tool the definition does not have: it is blocked.
     pub fn missing(&self, tool: &str) -> Option<Decided> {
         let is_listed = self.listed.iter().any(|name| means(name, tool));
         let has = is_listed || self.executor.infos().any(|info| info.name == tool);
@@ -124,7 +123,7 @@ impl PolicyBench {
         })
     }
 
-    /// What the gate says of a call, in a workspace beneath an empty directory.
+    /// The gate's decision on a call, in a workspace beneath an empty directory.
     ///
     /// # Errors
     /// Why the call does not come before the gate.
@@ -252,7 +251,7 @@ fn make_file(root: &Path, file: &str) -> Result<(), String> {
 }
 
 impl Runtime {
-    /// What the gate of an agent says of a call that is not made, in an empty workspace.
+    /// The decision of an agent's gate on a call, in an empty workspace; the call is not executed.
     ///
     /// # Errors
     /// Why the call does not come before the gate.
@@ -267,7 +266,7 @@ impl Runtime {
     }
 }
 
-/// The decision on a call that has its result already, or why it did not come before the gate.
+/// The decision on a call that was refused before its execution, or why the gate did not judge it.
 fn answered(event: RunEvent) -> Result<Decided, String> {
     if let RunEvent::ToolCallCompleted(completed) = event {
         return Err(completed.content);

@@ -1,7 +1,6 @@
-//! Runs that may be what crashes their replicas are driven one at a time.
+//! Drives runs that may cause crashes one at a time, so that the next crash shows which run causes it.
 //!
-//! So the next crash shows which run causes it. A run makes room for the next
-//! one as soon as a model has answered it.
+//! The next suspect may begin as soon as the present one has an answer of a model.
 
 use std::sync::Arc;
 
@@ -28,7 +27,7 @@ impl Default for Probation {
 }
 
 impl Probation {
-    /// Resolves when no other suspect is driven here. Cancel-safe.
+    /// Waits until no other suspect is driven here. Cancel-safe.
     pub(super) async fn enter(&self, run: Uuid, epoch: i64) {
         #[cfg(test)]
         if super::simulation::has(super::simulation::Fault::SuspectsTogether) {
@@ -40,12 +39,12 @@ impl Probation {
         }
     }
 
-    /// Makes room for the next suspect, if this run has the place.
+    /// Lets the next suspect begin, if this run is the present one.
     pub(super) fn leave(&self, run: Uuid, epoch: i64) {
         self.holder.lock().take_if(|(holder, _)| *holder == (run, epoch));
     }
 
-    /// A write is durable.
+    /// Handles a durable write.
     pub(super) fn on_written(&self, write: &RunWrite) {
         let is_answer = |what: &RunEvent| matches!(what, RunEvent::ModelResponded(_));
         if self.place.available_permits() == 0

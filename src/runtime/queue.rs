@@ -1,7 +1,7 @@
-//! This replica's share of the queue: what may enter it, and what is taken from it.
+//! The queue, as seen by this replica: which runs may enter it, and which runs are claimed from it.
 //!
-//! Runs started by a request go first: the queue gets what they leave of the room for runs. How
-//! long the queue is, is counted by the store once a second and in between by what is seen here.
+//! Runs started by requests go first; queued runs get the remaining slots. The store counts the queue at most
+//! once a second; in between, this replica adds what it has queued and claimed itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,38 +20,38 @@ use super::slots::{RunSlot, RunSlots};
 use crate::clock;
 use crate::store::{Claimant, ClaimedRun, RunWrite, StoreError};
 
-/// Runs whose time has come that are put into the line at once, at most.
+/// Delayed runs that become due at a time, at most.
 const MAX_DUE: u32 = 1000;
-/// How long a count is trusted.
-const FRESH: Duration = Duration::from_secs(1);
+/// How long a count of the queue is used.
+const COUNT_LIFETIME: Duration = Duration::from_secs(1);
 
-/// What is known of the queue.
+/// The state of the queue, as known here.
 #[derive(Debug)]
 pub(super) struct Queue {
-    /// What may enter it.
+    /// Limits the runs that enter it.
     pub(super) admission: Arc<QueueAdmission>,
-    /// What is left in it for others.
+    /// Runs that this replica leaves to others.
     pub(super) left: LeftRuns,
-    /// Wakes the loop that takes runs.
+    /// Wakes the loop that claims runs.
     pub(super) changed: Arc<Notify>,
-    /// The tenant behind whom the next claim begins.
+    /// The tenant after which the next claim begins.
     last_served: Mutex<String>,
-    /// Whether the last look left runs behind.
+    /// Whether the last claim may have left runs in the queue.
     has_more: AtomicBool,
-    /// When it was counted, and what is known since.
+    /// When it was counted, and the count with later changes.
     backlog: Mutex<Option<(Instant, Backlog)>>,
-    /// Child runs that have ended, or may have, and whose parents are not notified yet.
+    /// Child runs that have ended, or may have, and whose parents are not queued yet.
     ended_children: Mutex<Vec<Uuid>>,
 }
 
-/// What waits in the store, of all replicas and tenants.
+/// The waiting runs of all replicas and tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backlog {
     /// Queued runs.
     pub queued: u64,
-    /// For how long the oldest of them could have been taken; zero without one.
+    /// For how long the oldest of them has been due; zero without one.
     pub oldest: Duration,
-    /// What runs wait for from outside.
+    /// Pending requests of parked runs.
     pub approvals: u64,
 }
 
@@ -69,7 +69,7 @@ impl Queue {
         }
     }
 
-    /// A run was put in.
+    /// Notes that a run was queued.
     pub(super) fn grew(&self) {
         if let Some((_, backlog)) = self.backlog.lock().as_mut() {
             backlog.queued += 1;
@@ -83,7 +83,7 @@ impl Queue {
         }
     }
 
-    /// Child runs have ended, or may have.
+    /// Notes child runs that have ended, or may have.
     pub(super) fn children_ended(&self, children: impl IntoIterator<Item = Uuid>) {
         let mut ended = self.ended_children.lock();
         ended.extend(children);
@@ -92,7 +92,7 @@ impl Queue {
         }
     }
 
-    /// What a run wrote is durable; its end may be what others in the queue wait for.
+    /// Handles a durable write of a run. The end of a run may allow queued runs to begin.
     pub(super) fn on_written(&self, write: &RunWrite) {
         if write.events.last().is_none_or(|event| event.what.ending().is_none()) {
             return;
@@ -101,11 +101,11 @@ impl Queue {
             self.children_ended([write.run_id]);
         }
         if write.origin.session_id.is_some() {
-            self.changed.notify_one(); // whose turn it is now may wait in the queue
+            self.changed.notify_one(); // the next run of the session may be queued
         }
     }
 
-    /// A worker is free again.
+    /// Notes that a worker is free again.
     pub(super) fn worker_freed(&self) {
         if self.has_more.load(Ordering::Relaxed) {
             self.changed.notify_one();
@@ -114,8 +114,8 @@ impl Queue {
 }
 
 impl Runtime {
-    /// Takes back runs that were begun before, wherever that was: what bounds the beginning of runs
-    /// from the queue does not make them wait.
+    /// Claims runs that were begun before, on any replica. The limits for beginning queued runs do not apply
+    /// to them.
     async fn claim_begun(&self) -> Result<(), StoreError> {
         let (inner, capacity) = (&self.inner, &self.inner.capacity);
         if !self.serves_the_queue() {
@@ -127,8 +127,8 @@ impl Runtime {
                 return Ok(());
             }
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
-            let leaves = inner.queue.left.excluded_from_claims();
-            let claimant = Claimant { owner: &inner.replica.id, leaves: &leaves };
+            let excluded = inner.queue.left.excluded_from_claims();
+            let claimant = Claimant { owner: &inner.replica.id, excluded: &excluded };
             let claimed = self.claimed(inner.store.claim_begun(claimant, limit)).await?;
             let has_more = claimed.len() == room;
             self.resume_all(claimed, RunSlots::free);
@@ -138,12 +138,12 @@ impl Runtime {
         }
     }
 
-    /// Whether this process takes runs that others have started: one without workers does not.
+    /// Whether this process claims runs of other processes; one without workers does not.
     pub(super) fn serves_the_queue(&self) -> bool {
         self.inner.settings.queue_workers > 0
     }
 
-    /// Goes on with runs that were begun before, of the trees that this process has begun.
+    /// Resumes runs of the trees that this process has begun.
     async fn resume_own(&self) -> Result<(), StoreError> {
         let (inner, capacity) = (&self.inner, &self.inner.capacity);
         let room = capacity.claimable(capacity.slots.free_slots(), inner.driven.live.len());
@@ -159,7 +159,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Goes on with runs from the queue, each in a task and a slot of its own.
+    /// Resumes runs from the queue, each in its own task and slot.
     fn resume_all(
         &self,
         claimed: Vec<(ClaimedRun, OwnedRun)>,
@@ -175,13 +175,13 @@ impl Runtime {
         }
     }
 
-    /// What waits, as of a second ago.
+    /// The waiting runs, at most a second old.
     ///
     /// # Errors
-    /// [`StoreError`] where the store has to be asked and does not answer.
+    /// [`StoreError`] if the store is needed and does not answer.
     pub async fn backlog(&self) -> Result<Backlog, StoreError> {
         let known = *self.inner.queue.backlog.lock();
-        if let Some((_, backlog)) = known.filter(|(at, _)| at.elapsed() < FRESH) {
+        if let Some((_, backlog)) = known.filter(|(at, _)| at.elapsed() < COUNT_LIFETIME) {
             return Ok(backlog);
         }
         let at = Instant::now();
@@ -210,7 +210,7 @@ impl Runtime {
         }
     }
 
-    /// Takes from the queue what there is room for.
+    /// Claims as many queued runs as there are free slots.
     pub(super) async fn claim(&self) -> Result<(), StoreError> {
         if !self.has_workspace() {
             return Ok(());
@@ -229,8 +229,8 @@ impl Runtime {
             let mut last_served = inner.queue.last_served.lock().clone();
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
             let mut running = inner.store.running(inner.settings.run_limits).await?;
-            let leaves = inner.queue.left.excluded_from_claims();
-            let claimant = Claimant { owner: &inner.replica.id, leaves: &leaves };
+            let excluded = inner.queue.left.excluded_from_claims();
+            let claimant = Claimant { owner: &inner.replica.id, excluded: &excluded };
             let claim = inner.store.claim_within(claimant, limit, &mut last_served, &mut running);
             let claimed = self.claimed(claim).await?;
             let has_more = claimed.len() == room;

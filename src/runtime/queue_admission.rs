@@ -1,9 +1,8 @@
-//! What may enter the queue: the limit holds for all replicas together, and they insert at the same time.
+//! The limit of the queue, which holds for all replicas together although they insert concurrently.
 //!
-//! A replica counts the queue in the store and may then add as many runs as are a small share of what
-//! is left; before it counts again, it waits until no more of its runs are on their way than it may
-//! add. Near the limit that is one run at a time, so that the limit is never passed by one replica, and
-//! by others by one run each.
+//! A replica counts the queue in the store, and may then add a small share of the free places. Before it counts
+//! again, it waits until no more of its inserts are in progress than it may add. Near the limit it adds one run
+//! at a time. So one replica alone never exceeds the limit, and several exceed it by at most one run each.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,22 +11,22 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// What a replica may add before it counts again, of what is left.
+/// Before it counts again, a replica may add 1/64 of the free places.
 const SHARE: u64 = 64;
-/// Where this much is left, a count is trusted for longer.
-const FAR: u64 = 10_000;
-const TRUSTED_FAR: Duration = Duration::from_secs(1);
-const TRUSTED: Duration = Duration::from_millis(100);
-/// How long the queue is taken for full, unless this replica takes runs from it.
-const FULL: Duration = Duration::from_secs(1);
-/// How long a run waits near the limit, where they enter one after another.
+/// With so many free places, a count is used for longer.
+const FAR_FROM_FULL: u64 = 10_000;
+const LIFETIME_FAR_FROM_FULL: Duration = Duration::from_secs(1);
+const COUNT_LIFETIME: Duration = Duration::from_millis(100);
+/// How long the queue counts as full, unless this replica claims runs from it.
+const FULL_LIFETIME: Duration = Duration::from_secs(1);
+/// How long a run waits near the limit, where runs enter one at a time.
 const MAX_WAIT: Duration = Duration::from_secs(3);
 
-/// The admission to the queue of one replica.
+/// The limit of the queue, on one replica.
 #[derive(Debug)]
 pub(super) struct QueueAdmission {
     limit: u64,
-    /// Held by who counts.
+    /// Held while the queue is counted.
     turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     settled: Notify,
@@ -36,11 +35,11 @@ pub(super) struct QueueAdmission {
 #[derive(Debug, Default)]
 struct State {
     counted: Option<Counted>,
-    /// Runs that are being inserted; a count may have seen them or not.
+    /// Runs that are being inserted; a count may include them or not.
     on_their_way: u64,
-    /// How often this replica has taken runs from the queue.
+    /// How often this replica has claimed runs from the queue.
     departures: u64,
-    /// Whether the store was asked for a count that it has not given yet.
+    /// Whether a count is in progress in the store.
     is_counting: bool,
 }
 
@@ -49,7 +48,7 @@ struct Counted {
     /// When the count began.
     at: Instant,
     trusted_until: Instant,
-    /// Runs that may still enter; none: the queue is full.
+    /// Runs that may still enter; zero if the queue is full.
     left: Option<u64>,
 }
 
@@ -60,13 +59,13 @@ struct NotCounted;
 /// Why a run may not enter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueueRefusal {
-    /// The queue is full, or almost, and others are first.
+    /// The queue is full, or almost full and other runs are first.
     Full,
-    /// The store does not say in time how long the queue is.
+    /// The store does not count the queue in time.
     NotCounted,
 }
 
-/// A run that may enter; dropped when it is in, or will not come.
+/// Permission for one run to enter; dropped when the run is inserted, or will not be.
 #[derive(Debug)]
 pub(super) struct Admitted(Arc<QueueAdmission>);
 
@@ -123,9 +122,9 @@ impl QueueAdmission {
             let most = (room / SHARE).max(1).min(room);
             if most == 0 || most > on_their_way {
                 let for_how_long = match room {
-                    0 => FULL,
-                    FAR.. => TRUSTED_FAR,
-                    _ => TRUSTED,
+                    0 => FULL_LIFETIME,
+                    FAR_FROM_FULL.. => LIFETIME_FAR_FROM_FULL,
+                    _ => COUNT_LIFETIME,
                 };
                 let trusted_until = Instant::now() + for_how_long;
                 let left = (most > 0).then_some(most.saturating_sub(on_their_way));
@@ -141,7 +140,7 @@ impl QueueAdmission {
         }
     }
 
-    /// The queue may be full no more.
+    /// Notes that runs were claimed, so that the queue may no longer be full.
     pub(super) fn on_departure(&self) {
         let mut state = self.state.lock();
         state.departures += 1;
@@ -165,7 +164,7 @@ impl QueueAdmission {
         }
     }
 
-    /// Waits until fewer runs are on their way.
+    /// Waits until fewer than `most` inserts are in progress.
     async fn fewer_than(&self, most: u64) {
         while self.state.lock().on_their_way >= most {
             self.settled.notified().await;

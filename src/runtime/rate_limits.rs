@@ -1,11 +1,10 @@
-//! How often a key may invoke, and how many calls of tools its runs may make: what this replica
-//! knows of the shared buckets, so that a busy key does not cost a query a request or a call.
+//! Rate limits of keys: for invocations, and for tool calls of their runs. The token buckets are in the store;
+//! this file caches them, so that a busy key does not cost one query per request or call.
 //!
-//! A replica takes several tokens at once from the bucket in the store and spends them here; what
-//! it does not spend within a second is dropped. Every token comes out of the shared bucket first,
-//! so all replicas together never admit more than the limit gives. Small limits are taken from
-//! token by token and stay exact. A bucket that is known to be empty is not asked again until there
-//! is a token.
+//! A replica takes several tokens at once from a bucket in the store and spends them here; tokens that are not
+//! spent within a second are dropped. Every token comes from the shared bucket, so all replicas together never
+//! exceed the limit. From small buckets, tokens are taken one by one, so that they stay exact. The store is not
+//! asked about an empty bucket until it has a token again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,24 +24,24 @@ use crate::event::CallRate;
 use crate::run::Caller;
 use crate::store::{RateLimit, Store, StoreError, Taken};
 
-/// How long tokens that were taken may wait here to be spent.
-const KEPT: Duration = Duration::from_secs(1);
-/// The pause between two looks for buckets in the store that are not used any more.
+/// How long taken tokens may be spent here.
+const TOKEN_LIFETIME: Duration = Duration::from_secs(1);
+/// The pause between two deletions of unused buckets in the store.
 const POLL_INTERVAL: Duration = Duration::from_hours(1);
 /// Buckets that are deleted by one statement, at most.
 const BATCH: u32 = 1000;
-/// Above this many, buckets of which nothing is known any more are forgotten.
+/// Above this number, buckets with expired data are removed from memory.
 const TIDY_ABOVE: usize = 1024;
 
-/// How long is remembered what limit a key has.
-const REMEMBERED: Duration = Duration::from_secs(10);
+/// How long the limit of a key is cached.
+const LIMIT_LIFETIME: Duration = Duration::from_secs(10);
 
-/// Whether something may be done now, and how its bucket stands.
+/// The answer of a rate limit, and the state of its bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateLimitStatus {
-    /// `None`: it may. Otherwise how long until it may be tried again.
+    /// `None` if admitted; otherwise the time until the next try.
     pub retry_after: Option<Duration>,
-    /// Tokens that are left at least.
+    /// Tokens left, at least.
     pub remaining: u32,
     /// How long until the bucket is full again.
     pub reset: Duration,
@@ -71,7 +70,7 @@ impl Admission for CallLimits {
 /// How often keys may invoke, and how many calls of tools their runs may make.
 pub struct RateLimits {
     store: Arc<Store>,
-    /// Of keys that have no limit of their own.
+    /// The limit of keys without a limit of their own.
     default: RateLimit,
     buckets: Buckets,
     limits: Mutex<HashMap<String, LimitOfKey>>,
@@ -187,13 +186,13 @@ fn refusal(what: &str, limit: RateLimit, wait: Duration) -> String {
     )
 }
 
-/// Of two limits, the one that leaves less.
+/// The one of two limits that leaves fewer calls.
 fn tighter(known: Option<CallRate>, limit: RateLimit, status: RateLimitStatus) -> CallRate {
     let rate = CallRate { limit: limit.per_minute, remaining: status.remaining };
     known.filter(|known| known.remaining < rate.remaining).unwrap_or(rate)
 }
 
-/// Tokens to take at once: what a tenth of a second gives, but no more than a tenth of the burst.
+/// Tokens to take at once: those of a tenth of a second, at most a tenth of the burst.
 fn lease(limit: RateLimit) -> u32 {
     (limit.per_minute / 600).min(limit.burst / 10).max(1)
 }
@@ -208,11 +207,11 @@ struct LimitOfKey {
 
 impl LimitOfKey {
     fn is_fresh(&self) -> bool {
-        self.since.elapsed() < REMEMBERED
+        self.since.elapsed() < LIMIT_LIFETIME
     }
 }
 
-/// The buckets that were asked for lately, by name.
+/// The recently used buckets, by name.
 #[derive(Debug, Default)]
 struct Buckets(Mutex<HashMap<String, Arc<Bucket>>>);
 
@@ -225,7 +224,7 @@ impl Buckets {
         let now = Instant::now();
         if buckets.len() >= TIDY_ABOVE {
             buckets.retain(|_, bucket| {
-                bucket.known.try_lock().map_or(true, |known| known.is_of_use(now))
+                bucket.known.try_lock().map_or(true, |known| known.is_current(now))
             });
         }
         let bucket = Arc::new(Bucket {
@@ -239,12 +238,12 @@ impl Buckets {
 
 #[derive(Debug)]
 struct Bucket {
-    /// Held while the store is asked: one question at a time, for all who wait.
+    /// Held while the store is asked: one query at a time, for all waiting requests.
     known: AsyncMutex<BucketView>,
     waiting: AtomicU32,
 }
 
-/// A place in the line before a bucket; given up on drop.
+/// Counts a request as waiting for a bucket, until it is dropped.
 struct QueueTicket<'b>(&'b AtomicU32);
 
 impl<'b> QueueTicket<'b> {
@@ -253,7 +252,7 @@ impl<'b> QueueTicket<'b> {
         Self(waiting)
     }
 
-    /// How many wait behind.
+    /// Stops waiting; returns how many other requests wait.
     fn leave(self) -> u32 {
         self.0.load(Ordering::Relaxed).saturating_sub(1)
     }
@@ -265,19 +264,19 @@ impl Drop for QueueTicket<'_> {
     }
 }
 
-/// What is known of a bucket without asking the store.
+/// The cached state of a bucket.
 #[derive(Debug, Clone, Copy)]
 struct BucketView {
-    /// Tokens that are ours to spend.
+    /// Tokens that this replica has taken.
     tokens: u32,
     /// When the entry expires.
     kept_until: Instant,
-    /// Tokens that were left for everybody.
+    /// Tokens that were left in the store.
     remaining: u32,
-    /// Before this instant there is none.
+    /// The bucket in the store is empty until this instant.
     empty_until: Instant,
     full_at: Instant,
-    /// When the store was asked in vain.
+    /// When the last query failed.
     failed_at: Option<Instant>,
 }
 
@@ -296,7 +295,7 @@ impl BucketView {
     fn from_store(taken: Taken, now: Instant) -> Self {
         Self {
             tokens: taken.granted,
-            kept_until: now + KEPT,
+            kept_until: now + TOKEN_LIFETIME,
             remaining: taken.remaining,
             empty_until: now + taken.retry_after,
             full_at: now + taken.reset,
@@ -304,13 +303,13 @@ impl BucketView {
         }
     }
 
-    fn is_of_use(&self, now: Instant) -> bool {
+    fn is_current(&self, now: Instant) -> bool {
         if self.tokens > 0 { now < self.kept_until } else { now < self.empty_until }
     }
 
-    /// The answer, if it needs no question.
+    /// The answer, if it needs no query.
     fn spend(&mut self, now: Instant) -> Option<RateLimitStatus> {
-        self.is_of_use(now).then(|| self.answer(now))
+        self.is_current(now).then(|| self.answer(now))
     }
 
     fn answer(&mut self, now: Instant) -> RateLimitStatus {
@@ -324,7 +323,7 @@ impl BucketView {
     }
 }
 
-/// Deletes buckets of keys and subjects that make no requests any more, until the service stops.
+/// Deletes buckets of keys and subjects that make no more requests, until the service stops.
 pub(super) async fn delete_full(store: Arc<Store>, stop: CancellationToken) {
     let mut look = clock::every(POLL_INTERVAL);
     while stop.run_until_cancelled(look.tick()).await.is_some() {

@@ -51,7 +51,7 @@ fn a_refusal_says_which_limit_is_reached() {
 }
 
 #[test]
-fn what_is_known_answers_until_it_is_old() {
+fn a_bucket_view_answers_until_it_expires() {
     let start = Instant::now();
     let after = |ms| start + Duration::from_millis(ms);
     let second = Duration::from_secs(1);
@@ -77,7 +77,7 @@ fn what_is_known_answers_until_it_is_old() {
 }
 
 #[test]
-fn whoever_leaves_the_line_is_not_waited_for() {
+fn requests_that_stop_waiting_do_not_count() {
     let waiting = AtomicU32::new(0);
     let (first, second, third) =
         (QueueTicket::take(&waiting), QueueTicket::take(&waiting), QueueTicket::take(&waiting));
@@ -88,11 +88,11 @@ fn whoever_leaves_the_line_is_not_waited_for() {
 }
 
 #[test]
-fn buckets_that_nobody_uses_are_forgotten() {
+fn unused_buckets_are_forgotten() {
     let buckets = Buckets::default();
     let busy = buckets.named("busy");
     *busy.known.try_lock().unwrap() = BucketView::from_store(
-        Taken { granted: 1, remaining: 0, retry_after: KEPT, reset: KEPT },
+        Taken { granted: 1, remaining: 0, retry_after: TOKEN_LIFETIME, reset: TOKEN_LIFETIME },
         Instant::now() + Duration::from_hours(1),
     );
     for number in 0..3 * TIDY_ABOVE {

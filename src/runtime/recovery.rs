@@ -1,10 +1,10 @@
-//! What becomes of a run that was claimed: it is ended or parked where no work is left to do, else
-//! it goes on.
+//! Resumes claimed runs: a run is ended or parked if no work is left to do, otherwise it is driven.
 //!
-//! Its journal is folded, what happened outside is added, and its state machine decides. To end or
-//! park a run takes no slot, so full workers delay no cancel. A run
-//! whose journal cannot be read is failed by itself, from its row.
+//! The journal is folded, events outside the run are added, and the state machine decides. Ending or parking a
+//! run takes no slot, so that busy workers delay no cancellation. A run whose journal cannot be read fails,
+//! using only its row.
 
+use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::claimed::{ResumeError, Resumption, lacking, unreadable, unusable};
 use super::identity::RunIdentity;
 use super::journals;
 use super::loaded::LoadedAgent;
-use super::ownership::{OwnedRun, Reclaimed};
+use super::ownership::{OwnedRun, ReclaimReason};
 use super::slots::RunSlot;
 use super::waiting::expiry;
 use super::worker::{DrivenRun, RunNotices};
@@ -31,23 +31,23 @@ use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, Resolution, Ru
 use crate::run::Overrides;
 use crate::store::writer::AppendError;
 use crate::store::{ApprovalRecord, ClaimedRun, GivenBack, Ownership, RunRecord, StoreError};
-use crate::tools::results::lost;
+use crate::tools::results::{audit_of_unfinished_call, audit_of_unfinished_row};
 
 /// Journal entries read at once during recovery.
 const PAGE: u32 = 500;
-/// How long a run waits that this replica cannot drive and another one may.
-const ELSEWHERE: Duration = Duration::from_secs(3);
-/// Cancelled runs that are claimed at once.
+/// How long a run waits in the queue after this replica could not drive it.
+const RETRY_PAUSE: Duration = Duration::from_secs(3);
+/// Cancelled runs that are claimed at a time.
 const MAX_CLAIM: u32 = 64;
 
-/// What becomes of a claimed run.
+/// What to do with a claimed run.
 enum Claimed {
     GoesOn(Box<DrivenRun>),
-    /// It is ended or parked with this.
+    /// It is ended or parked with this entry.
     Disposed(Box<(RunIdentity, Entry)>),
 }
 
-/// The state of a run, with what has happened since its last event.
+/// The state of a run, with events that are not in its journal yet.
 struct Recovered {
     run: Uuid,
     state: State,
@@ -59,7 +59,8 @@ impl Recovered {
     fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = clock::now().trunc_subsecs(6);
         let labels = self.state.labels();
-        self.audit.extend(self.state.settles(&what).map(|call| lost(call, labels)));
+        self.audit
+            .extend(self.state.settles(&what).map(|call| audit_of_unfinished_call(call, labels)));
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.run, what };
         self.state.apply(&event)?;
         self.events.push(event);
@@ -68,8 +69,7 @@ impl Recovered {
 }
 
 impl Runtime {
-    /// Goes on with a run that was claimed, or ends or parks it. Without a slot it takes a free one
-    /// where it goes on.
+    /// Resumes a claimed run, or ends or parks it. Without a given slot, a run that is driven takes a free one.
     pub(super) async fn resume(
         &self,
         claimed: ClaimedRun,
@@ -94,7 +94,7 @@ impl Runtime {
         }
     }
 
-    /// Gives a run back that cannot continue now, and fails one that never can.
+    /// Gives back a run that cannot continue now, and fails a run that never can.
     pub(super) async fn not_resumed(
         &self,
         identity: &RunIdentity,
@@ -106,7 +106,7 @@ impl Runtime {
             ResumeError::Left(how) => self.requeue_uncounted(ownership, how).await,
             ResumeError::Stopped(error @ (Stopped::FilesNotKept | Stopped::NoRoom)) => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is given back");
-                self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
+                self.requeue_uncounted(ownership, GivenBack::After(RETRY_PAUSE)).await;
             }
             #[cfg(test)]
             ResumeError::Workspace(error @ OpenError::NotHere(_))
@@ -116,7 +116,7 @@ impl Runtime {
             }
             ResumeError::Workspace(error @ OpenError::NotHere(_)) => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is left to other replicas");
-                self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
+                self.requeue_uncounted(ownership, GivenBack::After(RETRY_PAUSE)).await;
             }
             ResumeError::Store(error) if error.is_transient() => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run could not be read; it is tried again");
@@ -126,7 +126,7 @@ impl Runtime {
         }
     }
 
-    /// Ends the runs that were asked to cancel while they were not being driven.
+    /// Ends the runs with a cancel request that are not driven.
     pub(super) async fn end_cancelled(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
         while inner.replica.lease.holds() {
@@ -147,8 +147,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Ends a run as cancelled whose own end came after the request; from its journal, which has all that
-    /// came before.
+    /// Ends a run as cancelled whose own end came after the cancel request, from its journal.
     pub(super) fn end_as_cancelled(&self, ownership: OwnedRun) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             tracing::debug!(run_id = %ownership.run(), "asked to cancel before its end was stored");
@@ -159,7 +158,7 @@ impl Runtime {
         })
     }
 
-    /// Ends or parks those of these queued runs that need no work.
+    /// Ends or parks those of these queued runs that have no work left.
     pub(super) async fn decide(&self, runs: Vec<Uuid>) {
         let inner = &self.inner;
         for run in runs {
@@ -170,8 +169,8 @@ impl Runtime {
         }
     }
 
-    /// Claims this run and goes on with it, unless another replica was faster, it is left to others,
-    /// its turn has not come, or it needs a place: then it is taken from the queue when there is one.
+    /// Claims this run and resumes it. It stays in the queue if another replica was faster, it is left to others,
+    /// it is not due, or it needs a place.
     pub(super) async fn take_over(&self, run: Uuid, slot: Option<RunSlot>) {
         let inner = &self.inner;
         if inner.queue.left.is_excluded(run) {
@@ -207,7 +206,7 @@ impl Runtime {
         }
         let turn = self.journal_turn(row).await?;
         let journal = self.counted_journal(row).await?;
-        // A run can be ended without its plan.
+        // A run can be ended even if its plan cannot be made.
         let planned = self.plan_of(&claimed, &journal);
         if let Err(ResumeError::Lacking(lack)) = &planned {
             self.leave_to_others(row, lack).await?;
@@ -217,6 +216,7 @@ impl Runtime {
         let rules = Rules { max_crashes: self.inner.settings.max_crashes, ..rules };
         let mut state = State::new(rules);
         journal.iter().try_for_each(|event| state.apply(event))?;
+        let children = self.children_of(&journal);
         drop(journal);
         let (has_crashed, is_alone) =
             (state.has_crashed(row.crash_count), state.is_suspect(row.crash_count));
@@ -224,12 +224,13 @@ impl Runtime {
         self.catch_up(&mut recovered, &claimed, is_alone).await?;
         let was_begun = recovered.state.started_at().is_some();
         let slot = slot.or_else(|| self.free_slot(was_begun));
-        // One that is to be cancelled does not wait for a slot to have delivered results checked.
+        // A run with a cancel request does not wait for a slot to check delivered results.
         let is_driveable = slot.is_some() || row.cancel_requested_at.is_none();
         let checks_results = planned.is_ok() && is_driveable;
         if let Some(Disposal { events, park }) =
             recovered.state.disposal(checks_results, clock::now())
         {
+            let events = self.with_child_ids(&children, row, events).await?;
             events.into_iter().try_for_each(|event| recovered.record(event))?;
             if let Ok((_, plan)) = &planned {
                 identity.planned(plan);
@@ -260,7 +261,37 @@ impl Runtime {
         Ok(Claimed::GoesOn(Box::new(owned)))
     }
 
-    /// States what a run of a tree has spent, before another run of the tree can go on.
+    /// The ids of the child runs of dispatched calls, by call.
+    fn children_of(&self, journal: &[Event]) -> HashMap<Uuid, Uuid> {
+        let child = |event: &Event| match &event.what {
+            RunEvent::ToolCallStarted(call) => {
+                Some((call.call_id, self.child_of(&call.tool, &call.effect_key)?))
+            }
+            _ => None,
+        };
+        journal.iter().filter_map(child).collect()
+    }
+
+    /// Adds the ids of child runs, which a crash has hidden, to the results of their calls.
+    async fn with_child_ids(
+        &self,
+        children: &HashMap<Uuid, Uuid>,
+        row: &RunRecord,
+        mut events: Vec<RunEvent>,
+    ) -> Result<Vec<RunEvent>, StoreError> {
+        for event in &mut events {
+            if let RunEvent::ToolCallCompleted(call) = event
+                && call.child_run_id.is_none()
+                && let Some(child) = children.get(&call.call_id)
+                && self.inner.store.run(&row.tenant, *child).await?.is_some()
+            {
+                call.child_run_id = Some(*child);
+            }
+        }
+        Ok(events)
+    }
+
+    /// States what a run of a tree has spent, before other runs of the tree continue.
     async fn settle_share(
         &self,
         row: &RunRecord,
@@ -270,7 +301,7 @@ impl Runtime {
         let lineage = self.lineage(row).await?;
         let root = lineage.map_or(row.id, |lineage| lineage.root);
         let ownership = Ownership { owner: &self.inner.replica.id, epoch: row.epoch };
-        // Where it is another owner's by now, its end is not stored either.
+        // If another replica owns it by now, its end will not be stored either.
         self.inner
             .store
             .settle((root, row.id), ownership, state.spent_of_shared(), has_ended)
@@ -278,7 +309,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Records what has happened since the journal's last event.
+    /// Records answers, cancel requests and the resumption since the journal's last event.
     async fn catch_up(
         &self,
         recovered: &mut Recovered,
@@ -325,8 +356,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// How long the child run was under way that a call waited for; nothing where it is gone or cannot
-    /// be read.
+    /// How long the child run of a waiting call was in progress; `None` if it was deleted or cannot be read.
     async fn duration_of_child(
         &self,
         parent: &RunRecord,
@@ -343,7 +373,7 @@ impl Runtime {
         Ok(child.and_then(|child| u64::try_from(child.active().num_milliseconds()).ok()))
     }
 
-    /// A slot for a run that brings none along. Without workers only own runs go on, which do.
+    /// A slot for a run without one; `None` without workers, where only own runs are resumed, which have slots.
     fn free_slot(&self, was_begun: bool) -> Option<RunSlot> {
         let slots = &self.inner.capacity.slots;
         match (self.is_draining() || !self.serves_the_queue(), was_begun) {
@@ -378,7 +408,7 @@ impl Runtime {
         Ok((loaded, plan.informed(&self.inner.router)))
     }
 
-    /// Commits the end of a run, or that it is parked.
+    /// Commits that a run ends or is parked.
     async fn dispose(&self, identity: &RunIdentity, ownership: OwnedRun, entry: Entry) {
         match self.inner.writer.append(identity.write(None, entry)).await {
             Ok(()) => {}
@@ -392,7 +422,7 @@ impl Runtime {
         }
     }
 
-    /// Waits until the journal of a run may be in memory.
+    /// Waits until there is memory for the journal of a run.
     pub(super) async fn journal_turn(
         &self,
         run: &RunRecord,
@@ -404,7 +434,7 @@ impl Runtime {
         Ok(journals::turn(sizes.get(&run.id).copied().unwrap_or(0)).await)
     }
 
-    /// The journal of a claimed run: neither shorter nor longer than its row says.
+    /// The journal of a claimed run. It must have as many events as its row says.
     async fn counted_journal(&self, row: &RunRecord) -> Result<Vec<Event>, ResumeError> {
         let journal = match self.journal_of(&row.tenant, row.id).await {
             Err(StoreError::UnreadableEvent { seq, why, .. }) => {
@@ -435,8 +465,8 @@ impl Runtime {
         }
     }
 
-    /// Fails a run that cannot go on, without its journal and its state machine. One whose end cannot
-    /// be written goes back to the queue, to wait the longer the more often it comes.
+    /// Fails a run that cannot continue, without its journal and state machine. If its end cannot be written, it
+    /// is requeued, with a growing pause.
     pub(super) async fn interrupt(
         &self,
         identity: &RunIdentity,
@@ -446,20 +476,29 @@ impl Runtime {
         let id = identity.new.id;
         tracing::error!(run_id = %id, %reason, "run interrupted");
         let (store, owner) = (&self.inner.store, &self.inner.replica.id);
-        let row = match store.count_events(owner, id, ownership.epoch()).await {
-            Ok(()) => store.run(&identity.caller.tenant, id).await,
-            Err(error) => Err(error),
+        let tenant = &identity.caller.tenant;
+        let read = async {
+            store.count_events(owner, id, ownership.epoch()).await?;
+            let calls = store.calls_under_way(tenant, id).await?;
+            Ok::<_, StoreError>(store.run(tenant, id).await?.map(|row| (row, calls)))
         };
-        let row = match row {
-            Ok(Some(row)) => row,
+        let read = read.await;
+        let (row, calls) = match read {
+            Ok(Some(read)) => read,
             Ok(None) => return, // it was deleted
             Err(error) if error.is_transient() => return self.inner.driven.live.abandon(ownership),
             Err(error) => return self.not_ended(&ownership, error.to_string()).await,
         };
         let what = RunEvent::interrupted(format!("The run cannot be resumed: {reason}"));
         let end = Event { seq: row.next_seq, at: clock::now(), run_id: id, what };
-        let entry =
-            Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
+        let totals = row.totals();
+        let audit = calls
+            .iter()
+            .map(|call| {
+                audit_of_unfinished_row(call.call_id, &call.tool, &call.arguments, totals.labels)
+            })
+            .collect();
+        let entry = Entry { events: vec![end], audit, totals, park: None };
         match self.inner.writer.append(identity.write(None, entry)).await {
             Ok(()) => {}
             Err(AppendError::Unavailable) => self.inner.driven.live.abandon(ownership),
@@ -469,12 +508,12 @@ impl Runtime {
 
     async fn not_ended(&self, ownership: &OwnedRun, error: String) {
         tracing::error!(run_id = %ownership.run(), %error, "the interrupted run could not be ended");
-        self.reclaim(ownership, Reclaimed::Unended).await;
+        self.reclaim(ownership, ReclaimReason::Unended).await;
     }
 }
 
-/// The skills that a run began with, as its journal has them; nothing where it has not begun. The
-/// instructions are in its conversation.
+/// The skills that a run began with, from its journal; `None` if it has not begun. Their instructions are in its
+/// conversation.
 fn skills_at_start(journal: &[Event]) -> Result<Option<Vec<ActiveSkill>>, FoldError> {
     let mut state = State::new(Rules::default());
     for event in journal {

@@ -1,4 +1,4 @@
-//! Child runs that are not started, because the provider of their model is known to refuse.
+//! Refuses child runs whose provider is known to refuse requests.
 //!
 //! What the router knows of that ends after seconds; within one response of the parent's model it is
 //! remembered, so that a provider which refuses is not asked again by the children of a long batch.

@@ -1,12 +1,11 @@
 //! Replay of a policy: recorded tool calls, judged again under a definition, with the scopes, skills,
 //! labels and budgets of that moment.
 //!
-//! A model that had heard another decision would have gone on differently: after the first one that
-//! it would have noticed, the rest of its run is not judged but counted as unknown. So is a call
-//! whose actions the journal does not hold, one behind an event that cannot be read, and one whose
-//! decision depends on what other than the policy differs (`differences`). What other than the policy
-//! decided then (a rate limit, an interceptor) stays as it was where both definitions have the same
-//! of it. Nothing is executed or written.
+//! After a different decision, the model would have continued differently. So after the first decision that the
+//! model would have noticed, the rest of the run counts as unknown. Unknown are also calls without recorded
+//! actions, calls after an unreadable event, and calls whose decision depends on another difference of the
+//! definitions than their policies (`differences`). A recorded decision by something other than the policy (a
+//! rate limit, an interceptor) is kept if both definitions agree on it. Nothing is executed or written.
 
 mod calls;
 mod differences;
@@ -32,12 +31,12 @@ use crate::fairness;
 use crate::governance::{Decision, Gate, PolicyError};
 use crate::store::{Page, RunCursor, RunFilter, RunRecord, Store, StoreError};
 
-/// Runs of which the store is asked at once.
+/// Runs that are read in one query.
 const BATCH: u32 = 16;
-/// Parents whose rules are remembered for their children, and definitions of runs.
-const KEPT: usize = 256;
+/// The size of the caches of parents' rules and of definitions.
+const MAX_REMEMBERED: usize = 256;
 
-/// Time that judging may take; one call more may be under way.
+/// The time limit of judging, which is checked between two calls.
 const MAX_JUDGING: Duration = Duration::from_secs(20);
 
 /// Which calls are judged again, and by what.
@@ -51,14 +50,14 @@ pub struct ReplayQuery {
     pub until: Option<DateTime<Utc>>,
     /// Runs at most, the newest.
     pub max_runs: u32,
-    /// Only runs behind this one, which an earlier answer ended with.
+    /// Only runs after this one, the last run of the previous page.
     pub after: Option<RunCursor>,
 }
 
 /// What a definition would have decided.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Replay {
-    /// Runs that were looked at.
+    /// Runs that were replayed.
     pub runs: u64,
     /// Calls that were decided on in them.
     pub calls: u64,
@@ -70,13 +69,13 @@ pub struct Replay {
     pub newly: NewDecisions,
     /// Runs in which a decision changes.
     pub changed_runs: u64,
-    /// What those cost, in millionths of a dollar.
+    /// The cost of those runs, in millionths of a dollar.
     pub micro_usd: i64,
     /// How long calls waited for an approval that they would not need.
     pub waited: Duration,
     /// The first changes.
     pub examples: Vec<Change>,
-    /// The last run that was looked at, where there are more.
+    /// The last run that was replayed, if there are more.
     pub more_after: Option<RunCursor>,
 }
 
@@ -125,7 +124,7 @@ pub enum ReplayError {
     /// The definition that judges is unusable.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The definition cannot run here, e.g. because it names a tool that there is not.
+    /// The definition cannot run here, e.g. because it names an unknown tool.
     #[error("{0}")]
     Definition(String),
     /// The store failed.
@@ -133,14 +132,14 @@ pub enum ReplayError {
     Store(#[from] StoreError),
 }
 
-/// What a replay knows on its way through the runs.
+/// The progress and the caches of a replay.
 struct Progress {
-    /// What judges runs that no other one started.
+    /// The judge of runs without a parent.
     judge: Arc<Judge>,
     limits: Arc<ReplayLimits>,
-    /// By the parent's definition and workspace.
+    /// Judges of child runs, by the parent's definition and workspace.
     of_children: HashMap<(String, String), Arc<Judge>>,
-    /// By their hashes; `None` where one cannot be read.
+    /// Definitions by hash; `None` if one cannot be read.
     definitions: HashMap<String, Option<Arc<Definition>>>,
     left_to_judge: Duration,
     replay: Replay,
@@ -193,7 +192,7 @@ impl PolicyReplay {
         Ok(progress.replay)
     }
 
-    /// Judges the calls of these runs, of which no more are in memory than may be.
+    /// Judges the calls of these runs, in batches that fit into memory.
     async fn judge_runs(
         &self,
         tenant: &str,
@@ -232,7 +231,7 @@ impl PolicyReplay {
         Ok(())
     }
 
-    /// A run with what judges it.
+    /// A run with its judge.
     async fn judged(
         &self,
         tenant: &str,
@@ -254,7 +253,7 @@ impl PolicyReplay {
         Ok(Judged { run, judge, differences, limits, directory, decided: None })
     }
 
-    /// What judges the calls of an agent's runs.
+    /// The judges of an agent's runs.
     fn judges_of(
         &self,
         agent: &Arc<Agent>,
@@ -267,7 +266,7 @@ impl PolicyReplay {
         Ok((judge, Arc::new(ReplayLimits::new(&agent.definition, tools))))
     }
 
-    /// The definition that a run had; `None` where it cannot be read.
+    /// The definition of a run; `None` if it cannot be read.
     async fn recorded_definition(
         &self,
         run: &RunRecord,
@@ -278,15 +277,14 @@ impl PolicyReplay {
         }
         let json = self.store.definition(&run.definition_hash).await?;
         let definition = json.and_then(|json| serde_json::from_str(&json).ok()).map(Arc::new);
-        if known.len() >= KEPT {
+        if known.len() >= MAX_REMEMBERED {
             known.clear();
         }
         known.insert(run.definition_hash.clone(), definition.clone());
         Ok(definition)
     }
 
-    /// What judges the calls of a run that another one started: the definition, with its parent's
-    /// rules where they are known.
+    /// The judge of a child run: the definition, with its parent's rules if they are known.
     async fn judge_of_child(
         &self,
         tenant: &str,
@@ -314,7 +312,7 @@ impl PolicyReplay {
         let Ok(agent) = narrowed else { return unnarrowed() };
         let gate = Gate::new(&policy(&agent.definition.governance))?;
         let judge = Arc::new(Judge { gate, agent });
-        if known.len() >= KEPT {
+        if known.len() >= MAX_REMEMBERED {
             known.clear();
         }
         known.insert(key, Arc::clone(&judge));

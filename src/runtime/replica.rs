@@ -1,8 +1,8 @@
-//! This process as one of many: its lease, its share of the queue, what it does for dead replicas,
-//! and how it leaves.
+//! This process as a replica: its lease, its work on the queue, the takeover of dead replicas' runs, and its
+//! shutdown.
 //!
-//! One loop claims, hears cancel requests and sweeps; hints wake it, a timer makes it right without
-//! them.
+//! One loop claims runs, applies cancel requests and sweeps. Notifications wake it early; a timer makes it
+//! correct without them.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -23,28 +23,28 @@ use crate::clock;
 use crate::engine::Lease;
 use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
 
-/// How often the loop looks without being woken.
-const POLL: Duration = Duration::from_secs(1);
+/// How often the loop runs without a notification.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it looks for runs that are owned and not driven, at most; a sixth of the lease where
 /// that is shorter.
-const RECONCILE: Duration = Duration::from_secs(2);
+const RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
 /// How often it looks at the heartbeats of the others, at most; a sixth of the lease where that is
 /// shorter.
-const WATCH: Duration = Duration::from_millis(500);
-/// The pause before the loop begins again that has panicked.
-const RESTART: Duration = Duration::from_secs(1);
-/// How often all parked parents are looked at, in case the end of a child was not noticed.
-const PARENTS: Duration = Duration::from_secs(15);
-/// Runs that a line of the log names.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+/// The pause before the loop restarts after a panic.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
+/// How often all parked parents are checked, in case the end of a child was missed.
+const PARENTS_INTERVAL: Duration = Duration::from_secs(15);
+/// A log line names at most this many runs.
 const MAX_NAMED: usize = 20;
 
-/// This process, as the store and its own runs know it.
+/// This process as a replica.
 pub(super) struct Replica {
-    /// The owner of the runs that it drives; another one after each start.
+    /// The owner id of the runs that it drives; new at each start.
     pub(super) id: Arc<str>,
     pub(super) lease: Arc<Lease>,
     draining: AtomicBool,
-    /// Cancelled when what is still in progress is given back.
+    /// Cancelled when runs in progress are given back.
     pub(super) gives_back: CancellationToken,
     /// Cancelled when the runs of this replica have ended or are given back.
     pub(super) drained: CancellationToken,
@@ -64,7 +64,7 @@ impl Replica {
         }
     }
 
-    /// Whether it begins nothing more.
+    /// Whether it starts no more runs.
     pub(super) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -75,18 +75,18 @@ impl Replica {
     }
 }
 
-/// What the loop has seen of other replicas.
+/// The other replicas, as the loop has observed them.
 struct Others {
     watch: Watch,
-    /// Those whose lease has run out.
+    /// Replicas with expired leases.
     silent: Vec<String>,
     /// Since when the store has answered.
     healthy_since: Instant,
 }
 
 impl Runtime {
-    /// Makes this process a replica: registers it, takes over what dead replicas left, starts the
-    /// heartbeat and the loop.
+    /// Makes this process a replica: registers it, takes over the runs of dead replicas, and starts the heartbeat
+    /// and the loop.
     ///
     /// # Errors
     /// [`StoreError`] where the store cannot be reached.
@@ -95,7 +95,7 @@ impl Runtime {
         self.register(&inner.store).await?;
         let mut orphans = Vec::new();
         if inner.store.kind() == "sqlite" {
-            // The process that held the file before is gone.
+            // The earlier process that used the SQLite file has ended.
             let gone =
                 inner.store.silent_replicas(&inner.replica.id, &mut Watch::default()).await?;
             orphans = self.sweep(&gone).await?;
@@ -108,10 +108,10 @@ impl Runtime {
             inner.driven.tasks.spawn(async move { runtime.decide(orphans).await });
         }
         tokio::spawn(async move {
-            // Its heartbeat goes on: without the loop nothing would drive or take over its runs.
+            // Its heartbeat continues: without the loop, its runs would be neither driven nor taken over.
             while AssertUnwindSafe(runtime.run_loop()).catch_unwind().await.is_err() {
                 tracing::error!("the loop of the replica panicked, and begins again");
-                tokio::time::sleep(RESTART).await;
+                tokio::time::sleep(RESTART_PAUSE).await;
             }
         });
         if let Some(retention) = inner.settings.retention {
@@ -124,8 +124,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Refuses new runs from now on and waits up to `grace` for those of this replica; what takes
-    /// longer is stopped here and goes on elsewhere, or at the next start.
+    /// Refuses new runs from now on and waits up to `grace` for the runs of this replica. Runs that take longer
+    /// are stopped here, and continue on another replica or at the next start.
     pub async fn drain(&self, grace: Duration) {
         let inner = &self.inner;
         inner.replica.draining.store(true, Ordering::Relaxed);
@@ -136,14 +136,14 @@ impl Runtime {
                 runs = live.len(),
                 "runs are still in progress; they are given back to the queue"
             );
-            inner.replica.gives_back.cancel(); // what is not known by its id yet hears it too
+            inner.replica.gives_back.cancel(); // also stops runs that are not registered by id yet
             live.lose_all();
             tasks.wait().await;
         }
         inner.replica.drained.cancel();
     }
 
-    /// Commits what is left and gives the leases back. Nothing runs here any more.
+    /// Commits what is left and gives the leases back, after all runs have stopped.
     pub async fn leave(&self) {
         let inner = &self.inner;
         inner.writer.shutdown().await;
@@ -161,8 +161,8 @@ impl Runtime {
         let inner = &self.inner;
         let mut hints = inner.store.wakeups();
         let in_lease = |pause: Duration| clock::every(pause.min(inner.settings.lease / 6));
-        let (mut reconcile, mut watch) = (in_lease(RECONCILE), in_lease(WATCH));
-        let (mut poll, mut parents) = (clock::every(POLL), clock::every(PARENTS));
+        let (mut reconcile, mut watch) = (in_lease(RECONCILE_INTERVAL), in_lease(WATCH_INTERVAL));
+        let (mut poll, mut parents) = (clock::every(POLL_INTERVAL), clock::every(PARENTS_INTERVAL));
         let mut others =
             Others { watch: Watch::default(), silent: Vec::new(), healthy_since: Instant::now() };
         loop {
@@ -188,7 +188,7 @@ impl Runtime {
                 }
                 () = inner.queue.changed.notified() => Wakeup::Queue,
                 hint = hints.recv() => match hint {
-                    Ok(Wakeup::Keys) => continue, // it is about no run
+                    Ok(Wakeup::Keys) => continue, // it concerns no run
                     Ok(hint) => hint,
                     Err(RecvError::Lagged(_)) => Wakeup::Resync,
                     Err(RecvError::Closed) => return,
@@ -205,7 +205,7 @@ impl Runtime {
         }
     }
 
-    /// Looks at the heartbeats of the others; whether there are runs to be taken over.
+    /// Checks the heartbeats of the other replicas; whether there are runs to take over.
     async fn watch(&self, others: &mut Others) -> bool {
         let inner = &self.inner;
         match inner.store.silent_replicas(&inner.replica.id, &mut others.watch).await {
@@ -277,7 +277,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Takes the runs of dead replicas, these among them; they are queued.
+    /// Queues the runs of dead replicas, including the silent ones given.
     async fn sweep(&self, silent: &[String]) -> Result<Vec<Uuid>, StoreError> {
         let Swept { replicas, requeued } = self.inner.store.sweep(silent).await?;
         if !requeued.is_empty() {

@@ -1,4 +1,4 @@
-//! A run that was claimed and goes on, until it is driven.
+//! Prepares a resumed run until it can be driven.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::event::RunEvent;
 use crate::store::ClaimedRun;
 
 impl DrivenRun {
-    /// What a run that goes on has left to do before it is driven: it waits until it is alone where
-    /// it may be what crashes its replicas, and is opened where it never was.
+    /// Does what is left before a resumed run is driven: waits until it is alone if it may cause crashes, and
+    /// opens it if it was never opened.
     pub(super) async fn go_on(&mut self, resumption: Resumption) -> Result<(), ResumeError> {
         let Resumption { claimed, has_crashed, is_alone } = resumption;
         if is_alone {
-            self.slot.leave(); // it may wait for long
+            self.slot.leave(); // it may wait for a long time
             let parent = self.identity.new.parent_run_id;
             let runtime = self.runtime.clone();
             let driven = &runtime.inner.driven;
@@ -46,7 +46,7 @@ impl DrivenRun {
             if !shared.is_open() && self.runtime.inner.store.shared_budget(root).await?.is_some() {
                 shared.open();
             }
-            // What it had reserved when its replica stopped is not under way any more.
+            // Releases what was reserved when its replica stopped.
             self.run.settle().await?;
         }
         if self.run.state.started_at().is_none() {
@@ -55,7 +55,7 @@ impl DrivenRun {
         Ok(())
     }
 
-    /// It waited to be driven alone; that it is resumed is not handed over yet.
+    /// Records how long it waited to be driven alone, in the event of its resumption, which is not appended yet.
     fn record_wait(&mut self, waited: Duration) {
         let resumed = self.run.outbox.iter_mut().find_map(|event| match &mut event.what {
             RunEvent::RunResumed { waited_ms, .. } => Some(waited_ms),

@@ -1,7 +1,7 @@
 //! Forgetting: ended runs, entries of the audit log, and what was taken out of workspaces, are deleted when they
 //! have been kept for as long as the operator wants.
 //!
-//! All replicas do it, each taking what the others leave. It goes in small batches with pauses, so
+//! All replicas look for it, and one at a time deletes. It goes in small batches with pauses, so
 //! that no commit waits long behind one, and takes smaller ones while the store does not keep up.
 //! Runs that go on or are parked are never touched.
 
@@ -19,10 +19,10 @@ use crate::store::{DeletedRun, StoreError};
 const BATCH: u32 = 500;
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The pause between two looks, at most; a tenth of the retention where that is shorter.
+/// The longest pause between two rounds; a tenth of the retention if that is shorter.
 const POLL_INTERVAL: Duration = Duration::from_mins(1);
 
-/// What has a retention of its own.
+/// The kinds of records with a retention.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Retained {
     /// Ended runs.
@@ -31,7 +31,7 @@ pub(super) enum Retained {
     Audit,
 }
 
-/// When to look for what has been kept for that long.
+/// The interval of the rounds for this retention.
 pub(super) fn looks(retention: Duration) -> Interval {
     clock::every((retention / 10).clamp(Duration::from_secs(1), POLL_INTERVAL))
 }
@@ -72,14 +72,14 @@ impl Runtime {
         while !self.inner.replica.stop.is_cancelled() {
             let asked = *batch;
             let gone = match what {
-                // They would leave their files.
+                // Otherwise their files would stay.
                 Retained::Runs if !self.has_workspace() => 0,
                 Retained::Runs => {
-                    let throwing = Arc::default();
+                    let trashed = Arc::default();
                     let move_to_trash =
-                        |runs: &[DeletedRun]| workspaces.move_to_trash(runs, &throwing);
+                        |runs: &[DeletedRun]| workspaces.move_to_trash(runs, &trashed);
                     let gone = self.inner.store.delete_ended(before, asked, &move_to_trash).await;
-                    workspaces.settle(throwing, gone.is_ok()).await;
+                    workspaces.settle(trashed, gone.is_ok()).await;
                     gone?
                 }
                 Retained::Audit => self.audit_chain().delete(before, asked).await?,

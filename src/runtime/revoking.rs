@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::Runtime;
 use crate::store::{Revocation, Revoked, StoreError};
 
-/// After this, no replica takes a revoked key for a valid one any more.
-const HEARD: Duration = Duration::from_secs(2);
+/// After this time, no replica accepts a revoked key any more.
+const PROPAGATION_TIME: Duration = Duration::from_secs(2);
 
 impl Runtime {
     /// Revokes keys, and where `cancels_runs` says so cancels what they have started.
@@ -24,7 +24,7 @@ impl Runtime {
             self.cancel_runs_of(&keys, &by).await?;
             let runtime = self.clone();
             self.inner.driven.tasks.spawn(async move {
-                tokio::time::sleep(HEARD).await;
+                tokio::time::sleep(PROPAGATION_TIME).await;
                 if let Err(error) = runtime.cancel_runs_of(&keys, &by).await {
                     tracing::warn!(%error, "runs of revoked keys may still be in progress");
                 }

@@ -1,7 +1,7 @@
-//! What MCP servers that are programs ask of the network, for the audit log.
+//! Records the network requests of MCP servers that are programs in the audit log.
 //!
-//! A server serves all runs and tenants, so its requests are recorded in the tenant of the operator's own
-//! key: the first of a kind within a second, those that follow once a minute.
+//! A server serves all runs and tenants, so its requests are recorded in the tenant of the operator's own key:
+//! the first request of a kind within a second, further ones once a minute.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,9 +1,8 @@
-//! Which run of a session goes on, what becomes of one that finds it taken, and how a session is
-//! deleted.
+//! Starts runs in sessions, by the policy for busy sessions, and deletes sessions.
 //!
-//! That one run at a time holds a session is decided by the store; here a request is placed by what
-//! the session looks like, and placed anew where that has changed in the meantime. Who waits is claimed
-//! from the queue like any other queued run, so a client that disconnects costs no run its turn.
+//! The store ensures that one run at a time holds a session. A request is placed here by the present state of
+//! the session, and placed again if that has changed in the meantime. Waiting runs are claimed from the queue
+//! like other queued runs, so a client that disconnects delays no other run.
 
 use std::io;
 use std::sync::Arc;
@@ -21,17 +20,17 @@ use crate::store::{
     DeletedRun, NewRun, SessionDeleted, SessionPlace, SessionRecord, Store, StoreError,
 };
 
-/// How often a request is placed anew because its session has changed in the meantime.
+/// How often a request is placed again because its session has changed in the meantime.
 const TRIES: usize = 8;
-/// Before a request is placed anew in a session that looks the same.
+/// The pause before a request is placed again in a session that looks unchanged.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The pause between two looks for runs that were to be interrupted.
+/// How often this replica looks for runs that should have been interrupted.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Runs that are interrupted after one look.
+/// Runs that are interrupted at a time.
 const BATCH: u32 = 100;
 
 impl Runtime {
-    /// Deletes a session with its runs and files, also where the caller does not wait for that.
+    /// Deletes a session with its runs and files, even if the caller disconnects.
     ///
     /// # Errors
     /// [`FilesError`]; nothing was deleted then.
@@ -60,18 +59,18 @@ impl Runtime {
         subject: &str,
     ) -> Result<SessionDeleted, StoreError> {
         let (workspaces, store) = (&self.inner.workspaces, &self.inner.store);
-        let throwing = Arc::default();
-        let move_to_trash = |runs: &[DeletedRun]| workspaces.move_to_trash(runs, &throwing);
+        let trashed = Arc::default();
+        let move_to_trash = |runs: &[DeletedRun]| workspaces.move_to_trash(runs, &trashed);
         let deleted = store.delete_session(tenant, session, subject, &move_to_trash).await;
         let is_gone = matches!(deleted, Ok(SessionDeleted::Gone));
-        workspaces.settle(throwing, is_gone).await;
+        workspaces.settle(trashed, is_gone).await;
         if is_gone {
             workspaces.empty_bin().await;
         }
         deleted
     }
 
-    /// Starts a run in its session: at once where that is free, else by the policy for busy ones.
+    /// Starts a run in its session: at once if the session is free, otherwise by the policy for busy sessions.
     pub(super) async fn begin_in(
         &self,
         session_id: &str,
@@ -84,6 +83,13 @@ impl Runtime {
         for _ in 0..TRIES {
             let session =
                 self.session_of(&tenant, session_id, checked.plan.agent.definition.history).await?;
+            let earlier: Option<&SessionRecord> = seen.as_ref().and_then(Option::as_ref);
+            let is_deleted = earlier.is_some_and(|earlier| {
+                session.as_ref().is_none_or(|now| now.created_at != earlier.created_at)
+            });
+            if is_deleted && checked.uploads.is_some() {
+                return Err(StartError::SessionContended); // the files went with it
+            }
             if seen.as_ref() == Some(&session) {
                 if self.inner.store.is_taken(&tenant, &checked.new).await? {
                     return Err(StartError::RunIdTaken(checked.new.id));
@@ -102,7 +108,7 @@ impl Runtime {
             let mut placed = checked.clone();
             let is_delayed = checked.new.queue.available_at.is_some();
             if is_delayed && (live.is_empty() || busy != OnSessionBusy::Reject) {
-                // It joins the line when its time has come, and holds up no other run before.
+                // It joins the session's queue at its start time, and delays no other run before.
                 placed.new.session_place = Some(SessionPlace::Waits);
                 return self.admit(placed, Mode::Queued).await;
             }
@@ -135,7 +141,7 @@ impl Runtime {
         Err(StartError::SessionContended)
     }
 
-    /// The runs of a claimed run's session before it, the oldest first.
+    /// The earlier runs of a claimed run's session, the oldest first.
     pub(super) async fn earlier_runs(
         &self,
         tenant: &str,
@@ -150,7 +156,7 @@ impl Runtime {
         Ok(session.map(|session| session.ended).unwrap_or_default())
     }
 
-    /// The runs of a session that a run could begin in now, as a start would find them.
+    /// The earlier runs of a session for a run that would start now.
     pub(super) async fn runs_before(
         &self,
         tenant: &str,
@@ -179,7 +185,7 @@ impl Runtime {
         self.inner.store.session(tenant, session_id, ended).await
     }
 
-    /// Cancels the run that holds the session, and those queued for it before this run.
+    /// Cancels the run that holds the session, and the runs that are queued for it before this run.
     async fn interrupt_those_before(
         &self,
         caller: &Caller,
@@ -198,8 +204,8 @@ impl Runtime {
     }
 }
 
-/// Cancels what a run takes the place of where the request that queued it could not do that to its end,
-/// until `stop`.
+/// Cancels the runs that a queued run should interrupt, if the request that queued it did not finish that.
+/// Runs until `stop`.
 pub(super) async fn interrupt_displaced(store: Arc<Store>, stop: CancellationToken) {
     let mut look = clock::every(POLL_INTERVAL);
     while stop.run_until_cancelled(look.tick()).await.is_some() {

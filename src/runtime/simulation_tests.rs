@@ -122,7 +122,7 @@ fn nothing_is_lost_doubled_or_stuck() {
 
 /// Each fault, and the seeds among which it has to be found.
 #[test]
-fn what_was_mended_is_found_when_it_is_put_back() {
+fn reintroduced_faults_are_found() {
     let table = [
         (Fault::Store(StoreFault::NothingReconciled), 0..200),
         (Fault::Store(StoreFault::OneRowSpoilsAll), 0..200),

@@ -44,12 +44,12 @@ impl RunSlots {
         Self { runs: Arc::new(Semaphore::new(runs)), workers: Arc::new(Semaphore::new(workers)) }
     }
 
-    /// How many runs there is room for that need no worker.
+    /// How many further runs without a worker may be driven.
     pub(super) fn free_slots(&self) -> usize {
         self.runs.available_permits()
     }
 
-    /// How many runs from the queue there is room for.
+    /// How many further runs from the queue may be driven.
     pub(super) fn room(&self) -> usize {
         self.workers.available_permits().min(self.runs.available_permits())
     }
@@ -72,7 +72,7 @@ impl RunSlots {
         parent_slot.and_then(ParentSlot::lend).or_else(|| self.free())
     }
 
-    /// The same, as soon as there is one; `None` where the parent has no slot any more. Cancel-safe.
+    /// Waits for such a slot; `None` if the parent has no slot any more. Cancel-safe.
     pub(super) async fn for_child(&self, parent_slot: &ParentSlot) -> Option<RunSlot> {
         let lent = Arc::clone(&parent_slot.0.upgrade()?.lent);
         tokio::select! {
@@ -95,7 +95,7 @@ impl RunSlot {
         self.0.taken.lock()
     }
 
-    /// Keeps the run's place, as long as its slot at most; the first one counts.
+    /// Holds the run's place at most as long as the slot; only the first place is used.
     pub(super) fn with_place(self, place: Option<Place>) -> Self {
         if let Some(place) = place {
             let _ = self.0.place.set(place);
@@ -103,7 +103,7 @@ impl RunSlot {
         self
     }
 
-    /// Whether its run has a place no more.
+    /// Whether the run's place was lost.
     pub(super) fn has_lost_its_place(&self) -> bool {
         self.0.place.get().is_some_and(Place::is_lost)
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_was_left_is_free_for_others() {
+    fn a_released_slot_is_free_for_other_runs() {
         let slots = RunSlots::new(1, 1);
         let suspect = slots.for_worker().unwrap();
         suspect.leave();

@@ -12,17 +12,18 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use uuid::Uuid;
 
 pub(super) use self::checks::{Checked, opening};
 pub use self::error::StartError;
 use self::error::at;
+use super::files::record_change;
 use super::identity::{Lineage, RunIdentity};
-use super::ownership::FIRST;
+use super::ownership::FIRST_EPOCH;
 use super::queue_admission;
 use super::slots::RunSlot;
-use super::uploads::Uploads;
+use super::uploads::{Placed, Uploads};
 use super::worker::{DrivenRun, RunNotices};
 use super::workspaces::{OpenError, User};
 use super::{Follower, Runtime};
@@ -30,12 +31,15 @@ use crate::agents::Agent;
 use crate::agents::prompt::{Background, Opening};
 use crate::engine::{AppendFailed, Entry, State, Stopped};
 use crate::event::{Act, AuditAction, Event, RunEvent};
+use crate::fairness::{CpuAccount, Turns};
 use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, QueuePlace, RunRecord};
 
-/// How long files of a run may take to be here, however short the caller waits.
-const SOON: Duration = Duration::from_millis(500);
+/// The least time to wait for the files of a run, however short the caller waits.
+const LEAST_FILES_WAIT: Duration = Duration::from_millis(500);
+/// How long a start waits for the audit records of its files. They are written even after that.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which replica drives a run, and when its acceptance is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +48,7 @@ pub enum Mode {
     Now,
     /// This replica; accepted when its row is stored.
     Stored,
-    /// The same, for a caller that follows the run from its first moment.
+    /// The same, for a caller that follows the run from its first event.
     Followed,
     /// Whichever replica takes it from the queue; accepted when its row is stored.
     Queued,
@@ -53,7 +57,7 @@ pub enum Mode {
 /// A run to start.
 #[derive(Debug, Clone)]
 pub struct StartRequest {
-    /// Who asks; the run keeps these scopes.
+    /// The caller; the run keeps its scopes.
     pub caller: Arc<Caller>,
     /// The agent's name.
     pub agent: String,
@@ -61,7 +65,7 @@ pub struct StartRequest {
     pub kind: RunKind,
     /// Here or by the queue.
     pub mode: Mode,
-    /// What makes a repetition of this request known.
+    /// The idempotency key.
     pub idempotency: Option<Idempotency>,
     /// The caller's place in a trace (W3C `traceparent`).
     pub traceparent: Option<String>,
@@ -75,21 +79,21 @@ pub struct StartRequest {
     pub session_id: Option<String>,
     /// What the request narrows.
     pub overrides: Overrides,
-    /// Where the caller wants events of the run sent.
+    /// The webhook for events of the run.
     pub webhook: Option<String>,
     /// Files for the run's workspace.
     pub uploads: Option<Arc<Uploads>>,
-    /// When it is taken from the queue.
+    /// Its priority and start time in the queue.
     pub queue: QueuePlace,
-    /// Until when the caller waits, where it then takes a run that waits for a replica.
+    /// Until when the caller waits, if it accepts a queued run then.
     pub until: Option<Instant>,
 }
 
 /// Why a request could not be answered with the outcome of its run.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
-    /// Another replica took over, the store went away, or the service is stopping. The run goes on
-    /// or is recovered; ask for it by id.
+    /// Another replica took the run over, the store is unavailable, or the service is stopping. The run
+    /// continues; read it by its id.
     #[error("run {0} continues in the background")]
     Detached(Uuid),
     /// The run is parked; it is read by its id.
@@ -97,13 +101,13 @@ pub enum WaitError {
     Parked(Uuid),
 }
 
-/// What became of a request to start a run.
+/// The outcome of a request to start a run.
 pub enum Accepted {
     /// It is driven here.
     Started(Started),
-    /// It waits for a replica.
+    /// It is queued.
     Queued(Uuid),
-    /// The idempotency key stands for this run, which may be over or still going on.
+    /// The idempotency key belongs to this run, which may have ended or not.
     Known(Uuid),
 }
 
@@ -129,7 +133,7 @@ pub(super) struct Launch {
     pub(super) checked: Checked,
     pub(super) opening: Opening,
     pub(super) background: Background,
-    /// Where it stands, if another run started it.
+    /// Its lineage, if another run started it.
     pub(super) lineage: Option<Arc<Lineage>>,
     pub(super) slot: RunSlot,
     pub(super) mode: Mode,
@@ -151,7 +155,7 @@ impl Runtime {
             return Ok(Accepted::Known(known));
         }
         match Box::pin(self.begin(request)).await {
-            // The same request may have come to another replica at the same time, which was faster.
+            // Another replica may have handled the same request faster.
             Err(
                 taken @ (StartError::RunIdTaken(_)
                 | StartError::SessionBusy(_)
@@ -169,14 +173,14 @@ impl Runtime {
             return Err(StartError::Draining);
         }
         if !inner.writer.is_available() {
-            inner.store.check_writable().await?; // writes are waiting: refuse at once, or be the first to find it back
+            inner.store.check_writable().await?; // fail fast while the store is unavailable, unless it is back
         }
         let session_id = request.session_id.clone();
         let has_rival =
             request.run_id.is_some() || request.idempotency.is_some() || session_id.is_some();
         let mode = if request.mode == Mode::Now && has_rival { Mode::Stored } else { request.mode };
         if let Some(id) = request.run_id.filter(|_| request.uploads.is_some())
-            && inner.store.run(&request.caller.tenant, id).await?.is_some()
+            && inner.store.has_run(id).await?
         {
             return Err(StartError::RunIdTaken(id)); // before its files are replaced
         }
@@ -185,11 +189,19 @@ impl Runtime {
             return Err(StartError::InvalidOverride(at("/available_at", why.into())));
         }
         let busy = request.overrides.on_session_busy;
+        let has_files = request.uploads.is_some();
         let checked = self.check(self.agent(&request.agent)?, request, Vec::new())?;
         match session_id {
             None => self.admit(checked, mode).await,
             Some(session_id) => {
                 let busy = busy.unwrap_or(checked.plan.agent.definition.on_session_busy);
+                // Of two requests with files, the second sees the first one's run before it replaces files.
+                let tenant = &checked.caller.tenant;
+                let _turn = if has_files {
+                    Some(inner.session_uploads.lock(tenant, &session_id).await)
+                } else {
+                    None
+                };
                 self.begin_in(&session_id, checked, mode, busy).await
             }
         }
@@ -223,36 +235,59 @@ impl Runtime {
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
     }
 
-    /// Whether the files of a run are here soon enough. What makes them unusable is found out later.
+    /// Whether the files of a run are available in time. Other errors are reported later.
     async fn has_files_by(&self, until: Instant, checked: &Checked) -> bool {
         let workspaces = &self.inner.workspaces;
-        if !workspaces.are_brought() || workspaces.fault().is_some() {
+        if !workspaces.are_downloaded() || workspaces.fault().is_some() {
             return true;
         }
-        let until = until.max(Instant::now() + SOON);
+        let until = until.max(Instant::now() + LEAST_FILES_WAIT);
         let directory = checked.directory();
         let opened = workspaces.open(&checked.caller.tenant, &directory, User::Caller);
         timeout_at(until, opened).await.is_ok()
     }
 
-    /// Puts the files that came with the request into the run's workspace, where they replace others.
+    /// Puts the files of the request into the run's workspace, where they may replace others, and records that.
+    /// This is completed even if the client disconnects.
     async fn receive(&self, checked: &Checked) -> Result<(), StartError> {
-        let Some(uploads) = &checked.uploads else { return Ok(()) };
+        let Some(uploads) = checked.uploads.clone() else { return Ok(()) };
+        let (runtime, checked) = (self.clone(), checked.clone());
+        let payer = CpuAccount::tenant(&checked.caller.tenant);
+        let receiving = async move { runtime.place_and_record(&checked, &uploads).await };
+        let received = self.inner.driven.tasks.spawn(Turns::new(payer, receiving)).await;
+        received.unwrap_or_else(|stopped| Err(StartError::not_stored(&stopped)))
+    }
+
+    async fn place_and_record(
+        &self,
+        checked: &Checked,
+        uploads: &Uploads,
+    ) -> Result<(), StartError> {
         let Checked { new, caller, loaded, .. } = checked;
         let directory = checked.directory();
         let placed = self.place_uploads(&caller.tenant, loaded, &directory, uploads).await;
-        for placed in placed.map_err(StartError::Upload)? {
-            let act = Act {
-                tenant: caller.tenant.clone(),
-                subject: caller.subject.clone(),
-                action: AuditAction::FileWritten,
-                run_id: Some(new.id),
-                reason: None,
-                details: placed.details(&new.agent, new.session_id.as_deref()),
-            };
-            self.inner.store.record_act(act).await?;
+        let act = |placed: Placed| Act {
+            tenant: caller.tenant.clone(),
+            subject: caller.subject.clone(),
+            action: AuditAction::FileWritten,
+            run_id: Some(new.id),
+            reason: None,
+            details: placed.details(&new.agent, new.session_id.as_deref()),
+        };
+        let acts: Vec<Act> = placed.map_err(StartError::Upload)?.into_iter().map(act).collect();
+        let store = Arc::clone(&self.inner.store);
+        let recording = tokio::spawn(async move {
+            let mut recorded = Ok(());
+            for act in acts {
+                recorded = recorded.and(record_change(Arc::clone(&store), act).await);
+            }
+            recorded
+        });
+        match timeout(RECORD_TIMEOUT, recording).await {
+            Ok(Ok(recorded)) => recorded.map_err(StartError::Store),
+            Ok(Err(stopped)) => Err(StartError::not_stored(&stopped)),
+            Err(late) => Err(StartError::not_stored(&late)),
         }
-        Ok(())
     }
 
     async fn start_here(
@@ -286,7 +321,7 @@ impl Runtime {
         let state = State::new(plan.rules_of(new.parent_run_id.is_some()));
         let identity = RunIdentity {
             lineage,
-            ..RunIdentity::new(Arc::new(new), caller, FIRST, self.inner.settings.sample_ratio)
+            ..RunIdentity::new(Arc::new(new), caller, FIRST_EPOCH, self.inner.settings.sample_ratio)
         };
         let mut owned =
             DrivenRun::new(self, identity, plan, loaded.executor, workspace, state, slot);
@@ -295,15 +330,15 @@ impl Runtime {
             .open(opening, background)
             .map_err(|e| StartError::broken(&owned.identity.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
-        let (tell, end) = oneshot::channel();
-        let tell_stored = mode != Mode::Now;
+        let (end_sender, end) = oneshot::channel();
+        let waits_until_stored = mode != Mode::Now;
         let is_followed = mode == Mode::Followed;
         let tenant = &owned.identity.caller.tenant;
         let ownership = self.inner.driven.owned.own_new(run_id, owned.identity.epoch, tenant);
-        let stored = tell_stored.then_some(stored);
-        owned.spawn(ownership, RunNotices { stored, is_followed, end: Some(tell) });
+        let stored = waits_until_stored.then_some(stored);
+        owned.spawn(ownership, RunNotices { stored, is_followed, end: Some(end_sender) });
         let mut follower = None;
-        if tell_stored {
+        if waits_until_stored {
             follower = is_stored
                 .await
                 .unwrap_or(Err(Stopped::Journal(AppendFailed::Unavailable)))
@@ -315,8 +350,8 @@ impl Runtime {
         Ok(Started { run_id, follower, end })
     }
 
-    /// Spares the store what is known here to be taken, and the run that has the id the company of
-    /// writes that would be refused.
+    /// Refuses an id that is known here to be taken. This spares the store a query, and the commits of the
+    /// existing run a refused write in the same batch.
     fn refuse_known(&self, run: Uuid) -> Result<(), StartError> {
         match self.inner.driven.live.get(run) {
             Some(_) => Err(StartError::RunIdTaken(run)),
@@ -329,7 +364,7 @@ impl Runtime {
         checked: Checked,
         admitted: queue_admission::Admitted,
     ) -> Result<Uuid, StartError> {
-        // What it brings along is looked up when it begins.
+        // Its background is looked up when it begins.
         opening(&checked.plan, &checked.new.inputs, &Background::default())?;
         let run_id = checked.new.id;
         self.refuse_known(run_id)?;
@@ -345,7 +380,7 @@ impl Runtime {
         };
         let durable =
             self.inner.writer.append(identity.write(Some(Arc::clone(&identity.new)), first));
-        // It is on its way until then, whether its caller waits for that or not.
+        // It counts as being inserted until then, even if its caller disconnects.
         let durable = tokio::spawn(async move {
             let stored = durable.await;
             drop(admitted);

@@ -1,8 +1,8 @@
-//! A run's conversation as it was, from its journal: with the turns that a compaction has taken from
-//! the model, and the response whose calls still wait.
+//! A run's complete conversation, from its journal: including the turns that a compaction has removed for the
+//! model, and the response with open calls.
 //!
-//! The state keeps what the model reads; here every turn is kept when it is first seen, and marked
-//! when the model does not read it any more.
+//! The state keeps only what the model reads. Here every turn is kept, and marked when the model no longer reads
+//! it.
 
 use std::collections::HashSet;
 
@@ -14,25 +14,25 @@ use crate::event::{ContextCompacted, Event, RunEvent};
 use crate::message::{AssistantMessage, ToolResult, Turn};
 use crate::store::StoreError;
 
-/// A conversation with everything that was ever in it.
+/// A complete conversation.
 #[derive(Debug, Default)]
 pub struct Transcript {
     /// The system prompt.
     pub system: String,
     /// Every turn, in the order in which they are read.
     pub turns: Vec<KeptTurn>,
-    /// The calls whose results gave way to a note of their size.
+    /// The calls whose results were replaced by a note of their size.
     pub cleared: HashSet<Uuid>,
-    /// The last response, as long as calls of it have no result, and the results that are there.
+    /// The last response, while calls of it have no result, with the results so far.
     pub open: Option<(AssistantMessage, Vec<ToolResult>)>,
 }
 
-/// A turn as it was.
+/// A turn as it was before any compaction.
 #[derive(Debug)]
 pub struct KeptTurn {
-    /// With its results, also those that were cleared.
+    /// With its results, including cleared ones.
     pub turn: Turn,
-    /// Whether a summary stands for it.
+    /// Whether a summary has replaced it.
     pub is_summarised: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct KeptTurn {
 pub fn transcript(journal: &[Event]) -> Result<Transcript, StoreError> {
     let mut state = State::new(Rules::default());
     let mut kept = Transcript::default();
-    // The places of what the model still reads.
+    // The indices of the turns that the model still reads.
     let mut read: Vec<usize> = Vec::new();
     for event in journal {
         if let RunEvent::ContextCompacted(compacted) = &event.what {
@@ -63,7 +63,7 @@ pub fn transcript(journal: &[Event]) -> Result<Transcript, StoreError> {
 }
 
 impl Transcript {
-    /// Marks what a compaction takes away, and puts its summary behind that.
+    /// Marks what a compaction removes, and inserts its summary after that.
     fn compact(&mut self, read: &mut Vec<usize>, history: usize, compacted: &ContextCompacted) {
         self.cleared.extend(&compacted.cleared);
         let Some(summary) = compacted.summary.as_ref().filter(|summary| summary.turns > 0) else {

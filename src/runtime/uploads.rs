@@ -1,9 +1,10 @@
 //! Files that come with an invocation: received with the request, or copied from another workspace
 //! of the tenant.
 //!
-//! They get into their places when the run is accepted, all of them or none. What is copied is a file
-//! that the caller could read by its owner's route, as it is at that moment. A crash between that and
-//! the run's first commit leaves files and no run; the repeated request puts them there again.
+//! They are placed when the run is accepted, all of them or none. A file can be copied if the caller can read
+//! it by its owner's route; its content at that moment is copied. A crash between that and the run's first
+//! commit leaves files without a run; the repeated request places them again. Placed files are recorded in the
+//! audit log, even if the client disconnects.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};
@@ -47,7 +48,7 @@ pub struct Upload {
 #[derive(Debug, Default)]
 pub struct Uploads(Mutex<Waiting>);
 
-/// Those that have no place yet.
+/// The files that are not placed yet.
 #[derive(Debug, Default)]
 struct Waiting {
     received: Vec<Upload>,
@@ -60,7 +61,7 @@ impl Uploads {
     }
 }
 
-/// Why files of an invocation have no place. Pointers are into the request's body.
+/// Why files of an invocation cannot be placed. Pointers are into the request's body.
 #[derive(Debug, thiserror::Error)]
 pub enum UploadError {
     /// It cannot be one of this workspace.
@@ -82,13 +83,13 @@ pub enum UploadError {
 }
 
 impl UploadError {
-    /// Whether no file got into its place.
+    /// Whether no file was placed.
     fn is_refusal(&self) -> bool {
         matches!(self, Self::Path { .. } | Self::Twice { .. } | Self::Change(ChangeError::Quota(_)))
     }
 
-    /// With a pointer where something is in the way of one of these files.
-    fn of_change(error: ChangeError, asked: &[Asked], targets: &[(String, u64)]) -> Self {
+    /// From the error of a change, with a pointer if something is in the way of one of these files.
+    fn of_change(error: ChangeError, asked: &[RequestedFile], targets: &[(String, u64)]) -> Self {
         match error {
             ChangeError::InTheWay(path, what) => {
                 let mut places = asked.iter().zip(targets);
@@ -110,7 +111,7 @@ impl From<io::Error> for UploadError {
     }
 }
 
-/// A file that has its place.
+/// A placed file.
 pub(super) struct Placed {
     path: String,
     etag: String,
@@ -119,7 +120,7 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// What the audit log says of it; the run that it came for has no row yet.
+    /// Its details in the audit log. The run has no row yet.
     pub(super) fn details(self, agent: &str, session: Option<&str>) -> Value {
         let mut details = json!({"path": self.path, "etag": self.etag, "agent": agent});
         if let Some(session) = session {
@@ -132,8 +133,8 @@ impl Placed {
     }
 }
 
-/// A file that is asked for: its pointer, its path as it was written, and its size.
-type Asked = (String, String, u64);
+/// A requested file: its pointer, its path as it was written, and its size.
+type RequestedFile = (String, String, u64);
 
 /// A complete file on its way to a path.
 struct Given {
@@ -175,7 +176,7 @@ fn copied_to(number: usize) -> String {
 }
 
 impl Runtime {
-    /// Puts the files of an invocation into the run's workspace, which is that directory.
+    /// Puts the files of an invocation into the run's workspace.
     pub(super) async fn place_uploads(
         &self,
         tenant: &str,
@@ -206,7 +207,7 @@ impl Runtime {
         }
     }
 
-    /// Refuses what [`Self::place_uploads`] would refuse, and puts nothing anywhere.
+    /// Refuses what [`Self::place_uploads`] would refuse, without changing anything.
     pub(super) async fn judge_uploads(
         &self,
         tenant: &str,
@@ -215,7 +216,7 @@ impl Runtime {
         uploads: &Uploads,
     ) -> Result<(), UploadError> {
         let Waiting { received, copies } = std::mem::take(&mut *uploads.0.lock());
-        let mut asked: Vec<Asked> = received
+        let mut asked: Vec<RequestedFile> = received
             .into_iter()
             .enumerate()
             .map(|(number, Upload { path, size, .. })| (received_at(number), path, size))
@@ -244,12 +245,12 @@ impl Runtime {
         }
     }
 
-    /// Refuses files that a workspace could not have which is not made yet.
+    /// Refuses files that are not possible in a workspace that does not exist yet.
     fn judge_unmade(
         &self,
         loaded: &LoadedAgent,
         directory: &str,
-        asked: &[Asked],
+        asked: &[RequestedFile],
     ) -> Result<(), UploadError> {
         let sizes = targets(asked, |path| unmade(loaded, directory, path))?;
         let above = sizes.iter().flat_map(|(path, _)| directories_of(path));
@@ -334,7 +335,7 @@ impl Files {
     }
 }
 
-fn asked(given: &[Given]) -> Vec<Asked> {
+fn asked(given: &[Given]) -> Vec<RequestedFile> {
     let asked = given
         .iter()
         .map(|Given { pointer, upload, .. }| (pointer.clone(), upload.path.clone(), upload.size));
@@ -343,7 +344,7 @@ fn asked(given: &[Given]) -> Vec<Asked> {
 
 /// The resolved paths of files, and their sizes.
 fn targets(
-    asked: &[Asked],
+    asked: &[RequestedFile],
     resolved: impl Fn(&str) -> Option<String>,
 ) -> Result<Vec<(String, u64)>, UploadError> {
     let mut targets: Vec<(String, u64)> = Vec::new();
@@ -365,7 +366,7 @@ fn targets(
     Ok(targets)
 }
 
-/// The path of a file in a workspace that is not made yet.
+/// The path of a file in a workspace that does not exist yet.
 fn unmade(agent: &LoadedAgent, directory: &str, asked: &str) -> Option<String> {
     let path = normalise(asked).ok()?;
     let is_file = path != "." && !asked.ends_with('/');

@@ -1,8 +1,7 @@
-//! Answers to parked runs: who may give which, what is checked before one is taken, and how a run
-//! learns of them.
+//! Answers to parked runs: who may give them, how they are checked, and how the run gets them.
 //!
-//! An answer is taken once, by the store, which also queues the run. Whichever replica takes the
-//! run from the queue turns the answers that its journal does not know into events.
+//! The store accepts one answer per request, and queues the run. The replica that claims the run records the
+//! answers that the journal does not have yet as events.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -23,27 +22,27 @@ use crate::store::{
 use crate::tools::approval::{LAPSED, decided, executed_by_caller};
 use crate::tools::results::capped;
 
-/// Rows that are read of one run; it asks for no more than its calls.
-const ALL: u32 = 10_000;
+/// Requests that are read of one run; it has at most one per call.
+const MAX_ROWS: u32 = 10_000;
 
-/// Bytes of arguments, as JSON, that are shown of what a run and its descendants wait for; of what is
-/// beyond them, only arguments of so few bytes.
-const WHOLE: u64 = 4 << 20;
-const HEAD: u64 = 4096;
+/// Bytes of arguments, as JSON, that are shown of the requests of a run and its descendants. Beyond that,
+/// only arguments of at most [`SMALL_ARGUMENT_BYTES`] are shown.
+const MAX_ARGUMENT_BYTES: u64 = 4 << 20;
+const SMALL_ARGUMENT_BYTES: u64 = 4096;
 
-/// What became of a call whose outcome a crash left unknown.
+/// The outcome of a call that a crash left unknown, as a reviewer found it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// It took effect.
     Happened {
-        /// What it brought, where that is known.
+        /// Its result, if known.
         result: Option<String>,
     },
     /// It did not, and may be executed now.
     DidNotHappen,
 }
 
-/// Why an answer was not taken.
+/// Why an answer was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AnswerError {
     /// No such run of this tenant.
@@ -52,7 +51,7 @@ pub enum AnswerError {
     /// The run has no such call.
     #[error("there is no such tool call")]
     UnknownCall,
-    /// Nothing of this kind is waited for, not any more or not at all.
+    /// There is no pending request of this kind, or no longer.
     #[error("{0}")]
     NotAwaited(String),
     /// The edited arguments miss the tool's schema; pointers are into the request body.
@@ -61,16 +60,19 @@ pub enum AnswerError {
     /// The caller lacks this scope.
     #[error("this requires the scope `{0}`")]
     MissingScope(String),
-    /// `governance.approver` demands another key than that which started the run.
+    /// `governance.approver` requires another key than the one that started the run.
     #[error(
         "the key that started a run, and keys that it created, may not approve its calls, nor say \
          what became of them; they may deny them (governance.approver)"
     )]
     OwnApproval,
-    /// The run's definition cannot be made ready.
+    /// This replica cannot reach the run's files now.
+    #[error("the run's files cannot be reached: {0}")]
+    NoWorkspace(String),
+    /// The run's definition cannot be loaded.
     #[error("the run's definition cannot be used: {0}")]
     Broken(String),
-    /// What checks answers failed.
+    /// The check of the answer failed.
     #[error("the answer could not be checked")]
     Unchecked,
     /// The store.
@@ -83,33 +85,33 @@ pub enum AnswerError {
 pub enum Approver {
     /// Every key with the scope.
     Any,
-    /// Every key with the scope, except for the one that started the run and all that descend from
-    /// it: whoever may create keys could answer with one of those.
+    /// Every key with the scope, except the one that started the run and all keys created with it. Otherwise, a
+    /// caller that may create keys could approve its own calls.
     NotTheCaller,
 }
 
-/// What a run waits for.
+/// The pending requests of a run and its descendants.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outstanding {
-    /// The status of the run: of one whose child runs wait, theirs.
+    /// The status of the run; that of its child runs, if it waits for them.
     pub status: RunStatus,
-    /// The calls that wait for an answer from outside, its own and those of its descendants.
+    /// The calls that wait for an answer, its own and those of its descendants.
     pub pending: Vec<ApprovalRecord>,
 }
 
-/// What is known of what runs wait for, and how much is read of more.
+/// The known pending requests of runs, and the limits for reading further ones.
 #[derive(Debug)]
-pub struct Asked {
+pub struct KnownRequests {
     /// Bytes beyond which arguments are left out.
     most_bytes: u64,
-    /// Bytes of arguments that are read whatever their size, of one run at least.
+    /// Bytes of arguments that are still read whatever their size, at least those of one run.
     whole: u64,
     known: HashMap<Uuid, Vec<ApprovalRecord>>,
 }
 
-impl Asked {
+impl KnownRequests {
     fn whole() -> Self {
-        Self { most_bytes: HEAD, whole: WHOLE, known: HashMap::new() }
+        Self { most_bytes: SMALL_ARGUMENT_BYTES, whole: MAX_ARGUMENT_BYTES, known: HashMap::new() }
     }
 
     fn none() -> Self {
@@ -130,13 +132,12 @@ pub struct CallPlace {
     pub run: Uuid,
     /// The call, or an escalation's own id.
     pub call: Uuid,
-    /// The event that asked, where the answer says which one was seen: a call can ask again, in other
-    /// words.
+    /// The event with the request, if the answer names it: a call can be requested again with other content.
     pub seq: Option<i64>,
 }
 
 impl CallPlace {
-    /// Whether the answer is for what is open, of all that the call has asked.
+    /// Checks that the answer is for the open request, among all requests of the call.
     fn check(self, open: &ApprovalRecord, asked: &[ApprovalRecord]) -> Result<(), AnswerError> {
         let Some(seen) = self.seq.filter(|seen| *seen != open.seq) else { return Ok(()) };
         let (now, reason) = (open.seq, escaped(&open.reason));
@@ -149,12 +150,13 @@ impl CallPlace {
     }
 }
 
-/// The call was answered, or its run ended, since it was looked at.
+/// The call was answered or expired, or its run ended.
 pub(super) fn no_longer() -> AnswerError {
-    AnswerError::NotAwaited("This call no longer waits: another answer came first.".to_owned())
+    let why = "This call no longer waits: it was answered in the meantime, or its time was over.";
+    AnswerError::NotAwaited(why.to_owned())
 }
 
-/// What a call waits for instead, or what became of it; `None` where it never waited.
+/// What a call waits for instead, or how it was answered; `None` if it never waited.
 fn not_awaited(asked: &[ApprovalRecord]) -> Option<String> {
     if let Some(open) = asked.iter().find(|asked| asked.status == ApprovalStatus::Pending) {
         let what = match open.kind {
@@ -181,8 +183,8 @@ fn not_awaited(asked: &[ApprovalRecord]) -> Option<String> {
 }
 
 impl Runtime {
-    /// Lets a call be executed, with these arguments where there are any, or the run go on, without
-    /// these labels; the run as it is then.
+    /// Approves a call, perhaps with edited arguments, or lets the run continue; removes labels from the run.
+    /// Returns the updated run.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
@@ -214,7 +216,7 @@ impl Runtime {
         self.take(&run, place.call, answer).await
     }
 
-    /// Refuses a call, or to let the run go on; the run as it is then.
+    /// Denies a call, or the continuation of the run. Returns the updated run.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
@@ -225,6 +227,7 @@ impl Runtime {
         reason: Option<String>,
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::DECISIONS).await?;
+        let reason = reason.map(|reason| secrets::without_known(&reason).into_owned());
         let why = sentence("Denied", caller, &run, reason.as_deref());
         let audit =
             decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), false, why);
@@ -232,7 +235,7 @@ impl Runtime {
         self.take(&run, place.call, answer).await
     }
 
-    /// Takes the result of a call that the caller has executed; the run as it is then.
+    /// Stores the result of a call that the caller has executed. Returns the updated run.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
@@ -258,8 +261,7 @@ impl Runtime {
         self.take(&run, place.call, Answer::to(asked.seq, resolution, caller, audit)).await
     }
 
-    /// Takes what was found out about a call whose outcome a crash left unknown; the run as it is
-    /// then.
+    /// Stores the outcome of a call that a crash left unknown. Returns the updated run.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
@@ -273,7 +275,9 @@ impl Runtime {
         self.check_approver(caller, &run).await?;
         let (resolution, what, outcome) = match found {
             Found::Happened { result } => (
-                Resolution::Happened { result: result.map(capped) },
+                Resolution::Happened {
+                    result: result.map(|it| capped(secrets::without_known(&it).into_owned())),
+                },
                 "Reported as succeeded",
                 "succeeded",
             ),
@@ -290,7 +294,7 @@ impl Runtime {
         self.take(&run, place.call, Answer::to(asked.seq, resolution, caller, audit)).await
     }
 
-    /// Whether the caller may approve calls of this run, and say what became of them.
+    /// Checks that the caller may approve and review calls of this run.
     async fn check_approver(&self, caller: &Caller, run: &RunRecord) -> Result<(), AnswerError> {
         let is_own = match self.inner.settings.approver {
             Approver::Any => false,
@@ -315,7 +319,7 @@ impl Runtime {
         taken.ok_or_else(no_longer)
     }
 
-    /// What is waited for, of these kinds.
+    /// The pending request of these kinds.
     pub(super) async fn awaited(
         &self,
         tenant: &str,
@@ -329,7 +333,8 @@ impl Runtime {
             call_id: Some(place.call),
             ..ApprovalFilter::default()
         };
-        let asked = store.approvals(tenant, &filter, &Page { limit: ALL, after: None }).await?;
+        let asked =
+            store.approvals(tenant, &filter, &Page { limit: MAX_ROWS, after: None }).await?;
         let waits = |asked: &&ApprovalRecord| {
             asked.status == ApprovalStatus::Pending && kinds.contains(&asked.kind)
         };
@@ -346,18 +351,18 @@ impl Runtime {
         Err(AnswerError::NotAwaited("This call does not wait for an answer.".to_owned()))
     }
 
-    /// What a run waits for, in the order in which it asked, and its status. In the place of a call
-    /// that waits for a child run stands what the child waits for; what children of a run wait for
-    /// that goes on beside them is there, too. Arguments are left out where there are too many.
+    /// The pending requests of a run, in the order of its events, and its status. A call that waits for a child
+    /// run is replaced by the requests of the child. Requests of children are included even if the run itself is
+    /// not parked. Arguments are omitted if they are too large.
     ///
     /// # Errors
     /// [`StoreError`] where the store cannot be read.
     pub async fn outstanding(&self, run: &RunRecord) -> Result<Outstanding, StoreError> {
-        self.outstanding_with(run, &mut Asked::whole()).await
+        self.outstanding_with(run, &mut KnownRequests::whole()).await
     }
 
-    /// What is read at once of what these runs of a tenant wait for, for [`Runtime::outstanding_with`]:
-    /// without arguments of more than so many bytes.
+    /// Reads the pending requests of several runs of a tenant in one query, for [`Runtime::outstanding_with`],
+    /// without arguments of more than `most_bytes`.
     ///
     /// # Errors
     /// [`StoreError`] where the store cannot be read.
@@ -366,7 +371,7 @@ impl Runtime {
         tenant: &str,
         runs: &[RunRecord],
         most_bytes: u64,
-    ) -> Result<Asked, StoreError> {
+    ) -> Result<KnownRequests, StoreError> {
         let parked = runs.iter().filter(|run| run.status.is_parked());
         let parked: Vec<Uuid> = parked.map(|run| run.id).collect();
         let mut known: HashMap<Uuid, Vec<ApprovalRecord>> = HashMap::new();
@@ -376,17 +381,17 @@ impl Runtime {
                 known.entry(asked.run_id).or_default().push(asked);
             }
         }
-        Ok(Asked { most_bytes, whole: 0, known })
+        Ok(KnownRequests { most_bytes, whole: 0, known })
     }
 
-    /// As [`Runtime::outstanding`], of which a part is known.
+    /// Like [`Runtime::outstanding`], using the requests that are known already.
     ///
     /// # Errors
     /// [`StoreError`] where the store cannot be read.
     pub async fn outstanding_with(
         &self,
         run: &RunRecord,
-        known: &mut Asked,
+        known: &mut KnownRequests,
     ) -> Result<Outstanding, StoreError> {
         let is_parked = run.status.is_parked();
         let may_have_children = run.status == RunStatus::Running && run.has_delegated();
@@ -397,7 +402,7 @@ impl Runtime {
         }
         let (mut open, mut found) = (vec![(Open::Run(run.id), is_parked)], Vec::new());
         while let Some((next, holds)) = open.pop()
-            && found.len() < ALL as usize
+            && found.len() < MAX_ROWS as usize
         {
             let id = match next {
                 Open::Run(id) => id,
@@ -432,15 +437,15 @@ impl Runtime {
         if !run.status.is_parked() {
             return Ok(run.status);
         }
-        Ok(self.outstanding_with(run, &mut Asked::none()).await?.status)
+        Ok(self.outstanding_with(run, &mut KnownRequests::none()).await?.status)
     }
 
-    /// What a run of this tenant waits for, the newest request first.
+    /// The requests of a run of this tenant, the newest first.
     async fn asked(
         &self,
         tenant: &str,
         run: Uuid,
-        known: &mut Asked,
+        known: &mut KnownRequests,
     ) -> Result<Vec<ApprovalRecord>, StoreError> {
         if let Some(asked) = known.known.remove(&run) {
             return Ok(asked);
@@ -454,14 +459,14 @@ impl Runtime {
         Ok(asked)
     }
 
-    /// The answers to what a run waits for, in the order in which it asked.
+    /// The answers to the requests of a run, in the order of the requests.
     pub(super) async fn answers_to(
         &self,
         run: &RunRecord,
         state: &State,
     ) -> Result<Vec<ApprovalRecord>, StoreError> {
         let filter = ApprovalFilter { run_id: Some(run.id), ..ApprovalFilter::default() };
-        let page = Page { limit: ALL, after: None };
+        let page = Page { limit: MAX_ROWS, after: None };
         let mut asked = self.inner.store.approvals(&run.tenant, &filter, &page).await?;
         asked.retain(|asked| asked.resolution.is_some() && state.awaits(asked.seq));
         asked.sort_by_key(|asked| asked.seq);
@@ -469,8 +474,8 @@ impl Runtime {
     }
 }
 
-/// Whether the caller may answer what a client is asked for: who started the run may, and who decides
-/// about its calls.
+/// Checks that the caller may answer requests to the client: the caller that started the run may, and callers
+/// that may approve its calls.
 pub(super) fn check_answerer(caller: &Caller, run: &RunRecord) -> Result<(), AnswerError> {
     if run.subject == caller.subject || caller.has("runs:approve") {
         return Ok(());
@@ -478,8 +483,8 @@ pub(super) fn check_answerer(caller: &Caller, run: &RunRecord) -> Result<(), Ans
     Err(AnswerError::MissingScope("runs:approve".to_owned()))
 }
 
-/// The status of a parked run that waits for this, or whose children do; while these go on by
-/// themselves, it runs.
+/// The status of a parked run with these pending requests, its own or its children's. Without any, it counts
+/// as running, because its children are.
 fn status_of_parked(waits_for: &[WaitKind]) -> RunStatus {
     match waits_for {
         [] => RunStatus::Running,
@@ -491,8 +496,7 @@ fn status_of_parked(waits_for: &[WaitKind]) -> RunStatus {
     }
 }
 
-/// The audit record of an answer that was not given in time: a decision, too, or the end of a call
-/// that the caller was to execute.
+/// The audit record of an expired request: of a decision, or of a call of a caller's tool.
 pub(super) fn expiry(answer: &ApprovalRecord) -> Option<AuditRecord> {
     if answer.status != ApprovalStatus::Expired {
         return None;
@@ -519,7 +523,7 @@ fn sentence(decision: &str, caller: &Caller, run: &RunRecord, reason: Option<&st
     format!("{decision} by {}{}{why}", caller.subject, own(caller, run))
 }
 
-/// Says when the key that decides is the one that started the run.
+/// The remark that the deciding key is the one that started the run.
 fn own(caller: &Caller, run: &RunRecord) -> &'static str {
     if caller.subject == run.subject { ", who started the run" } else { "" }
 }

@@ -1,9 +1,9 @@
 //! Webhooks: events of runs are sent to callers.
 //!
-//! What is to be sent stands in the store's outbox, written with each event, so that no crash loses
-//! it and a run never waits for a receiver. All replicas send, each what the others leave; what one
-//! has taken and not settled is due again after a while, and so may come twice, with the same id. In
-//! which order a receiver gets the events of a run is not promised: each has its number.
+//! Deliveries are written to the store's outbox together with each event, so that no crash loses them and a run
+//! never waits for a receiver. All replicas share the work. A delivery that was claimed and not settled is due
+//! again after a while, and so may be sent twice, with the same id. The order of the deliveries of a run is not
+//! guaranteed; each event has its number.
 
 mod attempt;
 mod bodies;
@@ -33,25 +33,25 @@ use crate::clock;
 use crate::config;
 use crate::event::ValidationError;
 use crate::outbound::{AddressPolicy, Client};
-use crate::store::{Delivery, DeliveryStatus, Store, StoreError, Tried};
+use crate::store::{AttemptOutcome, Delivery, DeliveryStatus, Store, StoreError};
 
-const DELIVERIES: &str = "toolloop_webhook_deliveries_total";
+const DELIVERIES_METRIC: &str = "toolloop_webhook_deliveries_total";
 /// How often the outbox is polled without a notification that it has grown.
-const POLL: Duration = Duration::from_secs(1);
-/// How long a delivery is taken for: longer than a try takes.
-const HOLD: Duration = Duration::from_secs(30);
-/// How long a large body waits for its room: with a try, less than the delivery is taken for.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a delivery is claimed: longer than a try takes.
+const CLAIM_DURATION: Duration = Duration::from_secs(30);
+/// How long a large body waits for memory. With the time of a try, this is less than [`CLAIM_DURATION`].
 const MAX_WAIT: Duration = Duration::from_secs(8);
-/// Lanes that are looked at in turn.
+/// Lanes that are read at a time.
 const LANES: u32 = 256;
-/// The least and the longest pause before an event that could not be read is looked at again.
+/// The least and the longest pause before an unreadable event is read again.
 const UNREAD_PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_mins(10));
-/// How often the outcome of a try is written, where the store does not take it.
-const SETTLING: u32 = 3;
-/// How long tries may still take when the service stops.
-const STOPPING: Duration = Duration::from_secs(1);
+/// How often writing the outcome of a try is attempted.
+const SETTLE_TRIES: u32 = 3;
+/// How long tries in progress may take when the service stops.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is needed to send.
+/// The client, receivers and secrets for sending.
 #[derive(Clone)]
 pub struct Webhooks {
     signer: Signer,
@@ -77,24 +77,24 @@ impl Webhooks {
     }
 }
 
-/// Sends what stands in the store's outbox.
+/// Sends the deliveries in the store's outbox.
 pub struct WebhookSender {
     store: Arc<Store>,
     /// Absent: there are no webhooks.
     webhooks: Option<Webhooks>,
-    /// Told when there is something to be sent.
+    /// Notified when the outbox has grown.
     outbox: Notify,
     bodies: Arc<Bodies>,
     sending: TaskTracker,
 }
 
-/// What is sent of an event.
+/// The body of a delivery.
 struct Body {
     json: Result<Vec<u8>, String>,
     _room: Room,
 }
 
-/// Why there is nothing to be sent now.
+/// Why there is no body now.
 #[derive(Debug, thiserror::Error)]
 enum NoBody {
     #[error("there is no room for it")]
@@ -132,7 +132,7 @@ impl WebhookSender {
         Ok(due)
     }
 
-    /// Notes that there is something to be sent.
+    /// Notes that the outbox has grown.
     pub(super) fn outbox_grew(&self) {
         self.outbox.notify_one();
     }
@@ -145,14 +145,14 @@ impl WebhookSender {
         }
     }
 
-    /// Waits for what is under way when the service stops.
+    /// Waits for the tries in progress when the service stops.
     pub(super) async fn stopped(&self) {
         self.sending.close();
         self.sending.wait().await;
     }
 
     async fn send(self: Arc<Self>, webhooks: Webhooks, stop: CancellationToken) {
-        let mut poll = clock::every(POLL);
+        let mut poll = clock::every(POLL_INTERVAL);
         let mut sending = Sending {
             sender: Arc::clone(&self),
             webhooks: Arc::new(webhooks),
@@ -194,13 +194,13 @@ impl WebhookSender {
             DeliveryStatus::Pending => "retried",
             status => status.as_str(),
         };
-        metrics::counter!(DELIVERIES, "outcome" => outcome).increment(1);
-        for _ in 0..SETTLING {
+        metrics::counter!(DELIVERIES_METRIC, "outcome" => outcome).increment(1);
+        for _ in 0..SETTLE_TRIES {
             match self.store.settle_delivery(delivery, &tried).await {
                 Ok(()) => break,
                 Err(error) => error.log_retry("what became of a delivery is written later"),
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         answering
     }
@@ -211,8 +211,8 @@ impl WebhookSender {
         webhooks: &Webhooks,
         delivery: &Delivery,
         is_unwanted: bool,
-    ) -> Option<Tried> {
-        let not_sent = |status, error: &str| Tried {
+    ) -> Option<AttemptOutcome> {
+        let not_sent = |status, error: &str| AttemptOutcome {
             status,
             response_status: None,
             error: Some(error.to_owned()),
@@ -259,14 +259,14 @@ impl WebhookSender {
     }
 }
 
-/// What becomes of a delivery whose event cannot be read here. A replica of another version may be able
-/// to read it, so it stays due until it is too old: the less often, the older the event is.
-fn unread(delivery: &Delivery) -> Tried {
+/// The outcome for a delivery whose event cannot be read here. A replica of another version may be able to read
+/// it, so it is retried until it is too old, with pauses that grow with its age.
+fn unread(delivery: &Delivery) -> AttemptOutcome {
     let (shortest, longest) = UNREAD_PAUSE;
     let now = clock::now();
     let pause = (now - delivery.at).to_std().unwrap_or_default().clamp(shortest, longest);
     let is_over = now + TimeDelta::from_std(pause).unwrap_or_default() > delivery.retry_until;
-    Tried {
+    AttemptOutcome {
         status: if is_over { DeliveryStatus::Failed } else { DeliveryStatus::Pending },
         response_status: None,
         error: Some("the event cannot be read".to_owned()),
@@ -275,19 +275,19 @@ fn unread(delivery: &Delivery) -> Tried {
     }
 }
 
-/// What this replica sends now.
+/// The deliveries that this replica is sending.
 struct Sending {
     sender: Arc<WebhookSender>,
     webhooks: Arc<Webhooks>,
     lanes: Lanes,
     tries: JoinSet<Answering>,
     under_way: HashMap<Id, Delivery>,
-    /// The lane behind which the next look at the lanes begins.
+    /// The lane after which the next page of lanes begins.
     last_lane: String,
 }
 
 impl Sending {
-    /// Begins as many tries as there is room for.
+    /// Begins as many tries as the limits allow.
     async fn take_due(&mut self) -> Result<(), StoreError> {
         while let Some(ended) = self.tries.try_join_next_with_id() {
             self.ended(ended);
@@ -296,7 +296,7 @@ impl Sending {
         let mut due = store.due_lanes(&self.last_lane, LANES).await?;
         let has_more = due.len() >= LANES as usize;
         if !has_more && !self.last_lane.is_empty() {
-            // Behind the last lane the first one is next.
+            // After the last lane, it begins again with the first one.
             let known: BTreeSet<String> = due.iter().cloned().collect();
             let first = store.due_lanes("", LANES).await?;
             due.extend(first.into_iter().filter(|lane| !known.contains(lane)));
@@ -308,7 +308,7 @@ impl Sending {
                 is_full = true;
                 continue;
             }
-            let claimed = store.claim_deliveries(lane, free, HOLD).await?;
+            let claimed = store.claim_deliveries(lane, free, CLAIM_DURATION).await?;
             is_full |= claimed.len() >= free as usize;
             last_served = if claimed.is_empty() { last_served } else { Some(lane) };
             let runs: BTreeSet<Uuid> = claimed.iter().map(|delivery| delivery.run_id).collect();
@@ -346,7 +346,7 @@ impl Sending {
         }
     }
 
-    /// Breaks off what takes too long, for others to send.
+    /// Aborts tries that take too long; other replicas send them.
     async fn stop(mut self) {
         let all = async {
             while let Some(ended) = self.tries.join_next_with_id().await {
@@ -354,7 +354,7 @@ impl Sending {
                 self.under_way.remove(&id);
             }
         };
-        let _ = tokio::time::timeout(STOPPING, all).await;
+        let _ = tokio::time::timeout(STOP_TIMEOUT, all).await;
         self.tries.shutdown().await;
         for delivery in self.under_way.values() {
             if let Err(error) = self.sender.store.release_delivery(delivery).await {

@@ -1,8 +1,7 @@
-//! The one way any run executes: owned by this replica, driven by the engine, journalled under a
-//! fence.
+//! Drives runs: owned by this replica, executed by the engine, journalled under a fence.
 //!
-//! Runs started here, claimed from the queue and recovered after a crash all pass through
-//! [`DrivenRun`]. Where to go on is the fold of the journal; what to do next is the engine's.
+//! Runs that are started here, claimed from the queue and recovered after a crash all pass through
+//! [`DrivenRun`]. The folded journal tells where to continue; the engine decides what to do next.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -38,17 +37,16 @@ pub(super) struct DrivenRun {
     pub(super) runtime: Runtime,
     pub(super) identity: RunIdentity,
     pub(super) run: Run,
-    /// Its place among the runs that may be driven at once.
+    /// Its concurrency slot.
     pub(super) slot: RunSlot,
-    /// What comes before it is driven, where it was claimed.
+    /// What is left to do before it is driven, if it was claimed.
     pub(super) resumption: Option<Resumption>,
     registration: Registration,
 }
 
-/// Whether a run is known here by its id. Not before its row is stored: until then the id may be
-/// another run's.
+/// Whether a run is registered by its id. It is not before its row is stored, because the id may be taken.
 enum Registration {
-    /// With what makes it known as one that can start others.
+    /// With its registration as a parent, if it can start child runs.
     Pending(Option<Box<Parent>>),
     Done {
         _guard: Option<ParentGuard>,
@@ -58,11 +56,11 @@ enum Registration {
 /// Channels that are notified of a run's progress.
 #[derive(Default)]
 pub(super) struct RunNotices {
-    /// Told once the run's row is stored, or cannot be.
+    /// Notified once the run's row is stored, or cannot be stored.
     pub(super) stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
-    /// Whether the receiver of that wants to follow the run.
+    /// Whether the receiver of `stored` wants to follow the run.
     pub(super) is_followed: bool,
-    /// Gets the end, or `None` if the run is parked; dropped where this replica sees neither.
+    /// Gets the ended run, or `None` if it is parked; dropped if this replica sees neither.
     pub(super) end: Option<oneshot::Sender<Option<RunRecord>>>,
 }
 
@@ -91,7 +89,7 @@ impl DrivenRun {
     ) -> Self {
         identity.planned(&plan);
         let is_new = state.last_seq() == 0 && identity.epoch == 1;
-        // Who queues a run often follows it a moment later, when its first answer is being written.
+        // A client often follows its queued run a moment later, while the first answer is being written.
         let is_from_queue = !is_new && state.started_at().is_none() && !identity.origin.is_child;
         let driver = driver(&plan);
         let workspace = workspace.of_run(identity.new.id, identity.epoch);
@@ -152,7 +150,7 @@ impl DrivenRun {
         matches!(self.registration, Registration::Done { .. })
     }
 
-    /// Makes it known here by its id, to those who cancel it, follow it or wait for it.
+    /// Registers it by its id, for cancel requests, followers and waiting parents.
     fn register(&mut self) {
         if let Registration::Pending(parent) = &mut self.registration {
             let driven = &self.runtime.inner.driven;
@@ -160,12 +158,12 @@ impl DrivenRun {
             self.registration = Registration::Done { _guard: known };
             driven.insert(self.identity.new.id, self.identity.epoch, &self.run.control);
             if self.runtime.inner.replica.gives_back.is_cancelled() {
-                self.run.control.lose(); // it may have come too late to be given back with the others
+                self.run.control.lose(); // it may be too late to be given back with the others
             }
         }
     }
 
-    /// Takes back what it has here, unless the run is driven here again by now.
+    /// Removes its registrations, unless the run is already driven here again.
     fn unregister(&self, is_parked: bool) {
         let (inner, id) = (&self.runtime.inner, self.identity.new.id);
         if inner.driven.remove(id, self.identity.epoch, &self.run.control) {
@@ -199,7 +197,7 @@ impl DrivenRun {
             }
             match ended {
                 Ok(Ok(Driven::Parked)) => {
-                    // A child may have ended since it was looked at.
+                    // A child may have ended since its state was read.
                     self.runtime.inner.queue.children_ended(awaited_children(&self.run.state));
                     if let Some(end) = end {
                         let _ = end.send(None); // the receiver may be gone
@@ -229,7 +227,7 @@ impl DrivenRun {
                     self.runtime.inner.driven.live.abandon(ownership);
                 }
                 Err(_panic) => {
-                    let _ = self.run.journal.settle().await; // the ending must follow what was handed over
+                    let _ = self.run.journal.settle().await; // the end must follow all appended entries
                     let reason = "the service failed while running it".into();
                     self.runtime.interrupt(&self.identity, ownership, reason).await;
                 }
@@ -267,8 +265,8 @@ impl DrivenRun {
         Ok(self.run.drive().await?)
     }
 
-    /// The beginning was not acknowledged. Whatever run has this id is not this one, unless only
-    /// the answer was lost.
+    /// Handles a start that was not acknowledged. A run with this id is another one, unless only the
+    /// acknowledgement was lost.
     fn not_begun(&self, ownership: OwnedRun, reason: &ResumeError) {
         tracing::debug!(run_id = %ownership.run(), %reason, "run not begun");
         if matches!(reason, ResumeError::Stopped(Stopped::Journal(AppendFailed::Unavailable))) {
@@ -277,13 +275,13 @@ impl DrivenRun {
     }
 }
 
-/// The child runs that a run waits for, or waited for when it ended.
+/// The child runs that a run waits for, or was waiting for when it ended.
 fn awaited_children(state: &State) -> impl Iterator<Item = Uuid> {
     state.waiting().filter_map(|awaited| awaited.child_run_id)
 }
 
 impl Runtime {
-    /// Cancels the parked children of a run that has ended; the sweep finds those that are not reached.
+    /// Cancels the parked children of a run that has ended. The sweep finds those that are missed here.
     async fn cancel_children(&self, tenant: &str, children: Vec<Uuid>) {
         let reason = Some("the run that waited for it has ended");
         for child in children {
@@ -293,7 +291,7 @@ impl Runtime {
         }
     }
 
-    /// The journal of a run that is driven did not take what happened.
+    /// Handles a failed append to the journal of a driven run.
     async fn not_recorded(
         &self,
         identity: &RunIdentity,
@@ -352,7 +350,7 @@ pub(super) fn run_scope(
 struct RunAppender {
     commits: Appender,
     identity: RunIdentity,
-    /// The run's row, until it is handed over.
+    /// The run's row, until it is appended.
     new: Option<Arc<NewRun>>,
 }
 

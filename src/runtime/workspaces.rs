@@ -1,10 +1,8 @@
-//! The directories in which runs work: opened for a run or a caller, looked at, and taken away with
-//! the runs that are forgotten.
+//! The workspace directories of runs: opened for runs and callers, monitored, and deleted with their runs.
 //!
-//! A replica that cannot write there, whose directory is not the volume that the replicas share, or
-//! that cannot keep files in the object store, lives but takes no runs and says that it is not
-//! ready, so that others take them. It finds out by writing a file every now and then, and before
-//! it blames a run.
+//! A replica takes no runs and reports that it is not ready while it cannot write to its directory, its
+//! directory is not the shared volume, or it cannot store files in the object store. It checks this regularly
+//! by writing a file, and before a failure is attributed to a run.
 
 mod change_locks;
 mod forgotten;
@@ -38,23 +36,23 @@ pub(super) use change_locks::{ChangeLock, ChangeLocks};
 pub use kept_files::object_store_fault;
 pub use shared_volume::shared_volume_fault;
 
-/// The pause between two looks.
+/// The pause between two checks.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A file system that takes longer for one small file hangs.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Directories of a volume that are opened at the same time: each keeps a thread while the volume hangs.
+/// Directories of a volume that are opened at the same time; each blocks a thread while the volume hangs.
 const OPENINGS: usize = 32;
 
 /// Where the files of runs are.
 #[derive(Debug, Clone)]
 pub struct WorkspaceSettings {
-    /// The directory that all of them lie beneath.
+    /// The directory that contains all workspaces.
     pub root: PathBuf,
-    /// How other replicas see them.
+    /// How replicas share them.
     pub sharing: Sharing,
     /// How much each workspace may hold.
     pub quota: Arc<Quota>,
-    /// How long what was taken out of a workspace is kept; for ever where absent.
+    /// How long quarantined files are kept; for ever if absent.
     pub quarantine_retention: Option<Duration>,
 }
 
@@ -65,18 +63,18 @@ pub enum Sharing {
     None,
     /// The directory is one volume for all replicas.
     Volume,
-    /// Files are kept in an object store, and brought from there.
+    /// Files are stored in an object store, and downloaded from there.
     Objects(Objects),
 }
 
-/// What is known of how they share them.
+/// How the replicas share files, with its state.
 enum SharedFiles {
     No,
     Volume(Volume),
     Objects(Arc<KeptFiles>),
 }
 
-/// A volume that all replicas see. It may hang, and who asks it then hangs with it.
+/// A volume that all replicas share. It may hang, which blocks the threads that use it.
 struct Volume {
     marker: Arc<SharedVolume>,
     openings: Arc<Semaphore>,
@@ -92,9 +90,9 @@ pub(super) struct Workspaces {
     changes: Arc<ChangeLocks>,
     locks: FileLocks,
     store: Arc<Store>,
-    /// Held while it is looked whether files can be written, also by a look that hangs.
+    /// Held during a check whether files can be written, even if the check hangs.
     looking: Arc<AsyncMutex<()>>,
-    /// Why no runs can be driven here, as of the last look.
+    /// Why no runs can be driven here, by the last check.
     fault: Mutex<Option<String>>,
 }
 
@@ -173,7 +171,7 @@ impl Workspaces {
             SharedFiles::Objects(kept) => {
                 let invalid = || WorkspaceError::InvalidDirectory(directory.to_owned());
                 let plain = normalise(directory).map_err(|_| OpenError::Unusable(invalid()))?;
-                // Known before the directory is opened, so that it is not taken for idle.
+                // Before the directory is opened, so that it does not count as idle.
                 let keeper = kept.keeper(tenant, &plain, user);
                 let workspace = self.local(tenant, &plain).await?.kept_by(keeper);
                 let refreshed = workspace.refresh().await;
@@ -206,7 +204,7 @@ impl Workspaces {
         }
     }
 
-    /// A directory that may not have been made yet, for a caller. What is kept elsewhere is brought first.
+    /// A directory that may not exist yet, for a caller. Files in the object store are downloaded first.
     ///
     /// # Errors
     /// Where it cannot be looked at.
@@ -225,8 +223,8 @@ impl Workspaces {
         Ok(found.map(|workspace| workspace.within(&self.quota).locked_by(&self.locks)))
     }
 
-    /// Opens something beneath the root; on a volume beside the threads of the runtime, and for
-    /// [`MAX_WAIT`] at most.
+    /// Opens something beneath the root. On a volume this uses a blocking thread, with the timeout
+    /// [`MAX_WAIT`].
     ///
     /// # Errors
     /// Why the volume cannot be used now, whatever is opened.
@@ -265,22 +263,22 @@ impl Workspaces {
         &self.quota
     }
 
-    /// What lets one at a time change files of a tenant.
+    /// The locks for changes of a tenant's files.
     pub(super) fn changes(&self) -> Arc<ChangeLocks> {
         Arc::clone(&self.changes)
     }
 
-    /// What knows the hashes of files.
+    /// The hashes of files.
     pub(super) fn stored(&self) -> Arc<StoredFiles> {
         Arc::clone(&self.stored)
     }
 
-    /// Whether files are brought from an object store.
-    pub(super) fn are_brought(&self) -> bool {
+    /// Whether files are downloaded from an object store.
+    pub(super) fn are_downloaded(&self) -> bool {
         self.kept_files().is_some()
     }
 
-    /// What keeps the files in an object store, where they are kept there.
+    /// The files in the object store, if there is one.
     fn kept_files(&self) -> Option<&Arc<KeptFiles>> {
         match &self.shared {
             SharedFiles::No | SharedFiles::Volume(_) => None,
@@ -288,13 +286,13 @@ impl Workspaces {
         }
     }
 
-    /// Why no runs can be driven here, if they cannot, as of the last look.
+    /// Why no runs can be driven here, if so, by the last check.
     pub(super) fn fault(&self) -> Option<String> {
         self.fault.lock().clone()
     }
 
-    /// Makes the directory, and looks at it until the service stops. A volume that hangs is known
-    /// afterwards, before the first run is driven.
+    /// Creates the directory, and checks it until the service stops. The first check is done when this returns,
+    /// so that a hanging volume is known before the first run is driven.
     pub(super) async fn start(self: &Arc<Self>, stop: &CancellationToken) {
         let root = self.root.clone();
         let made = tokio::task::spawn_blocking(move || std::fs::create_dir_all(root));
@@ -309,7 +307,7 @@ impl Workspaces {
             }
         }
         tokio::spawn(Arc::clone(self).watch(stop.clone()));
-        if !self.are_brought() {
+        if !self.are_downloaded() {
             tokio::spawn(Arc::clone(self).remove_left(stop.clone())); // else all copies went at the start
         }
         if let Some(retention) = self.quarantine_retention {
@@ -319,7 +317,7 @@ impl Workspaces {
 
     async fn watch(self: Arc<Self>, stop: CancellationToken) {
         loop {
-            self.look().await;
+            self.check().await;
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
@@ -327,29 +325,29 @@ impl Workspaces {
         }
     }
 
-    /// Whether files can be written now; not where that is not known soon.
+    /// Whether files can be written now; false if the check takes too long.
     async fn is_usable(&self) -> bool {
-        self.fault().is_none() && timeout(2 * MAX_WAIT, self.look()).await.unwrap_or(false)
+        self.fault().is_none() && timeout(2 * MAX_WAIT, self.check()).await.unwrap_or(false)
     }
 
-    /// Looks whether files can be written, where all replicas see them if they have to. One look at a
-    /// time: one that hangs is not repeated.
-    async fn look(&self) -> bool {
+    /// Checks whether files can be written where all replicas see them, if they share files. There is one check
+    /// at a time: one that hangs is not repeated.
+    async fn check(&self) -> bool {
         let looking = Arc::clone(&self.looking).lock_owned().await;
-        let mut look = pin!(self.seen(looking));
-        let fault = if let Ok(fault) = timeout(MAX_WAIT, &mut look).await {
+        let mut check = pin!(self.probe(looking));
+        let fault = if let Ok(fault) = timeout(MAX_WAIT, &mut check).await {
             fault
         } else {
-            self.found(Some("it does not answer".to_owned()));
-            look.await
+            self.set_fault(Some("it does not answer".to_owned()));
+            check.await
         };
         let is_usable = fault.is_none();
-        self.found(fault);
+        self.set_fault(fault);
         is_usable
     }
 
     /// Why files cannot be written, if they cannot.
-    async fn seen(&self, looking: OwnedMutexGuard<()>) -> Option<String> {
+    async fn probe(&self, looking: OwnedMutexGuard<()>) -> Option<String> {
         let root = self.root.clone();
         let probe = move || (Workspace::probe(&root), looking);
         match tokio::task::spawn_blocking(probe).await {
@@ -363,7 +361,7 @@ impl Workspaces {
         }
     }
 
-    fn found(&self, fault: Option<String>) {
+    fn set_fault(&self, fault: Option<String>) {
         let before = std::mem::replace(&mut *self.fault.lock(), fault.clone());
         match (before, fault) {
             (None, Some(fault)) => {

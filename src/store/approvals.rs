@@ -15,18 +15,18 @@ use super::conflict::retry_conflicts;
 use super::listing::MAX_ARGUMENTS;
 use super::runs::one_run;
 use super::sql::Query;
-use super::tables::{ApprovalRecord, AuditRow, OfRun, Record, ids, insert};
+use super::tables::{ApprovalRecord, AuditRow, AuditedRun, Record, ids, insert};
 use super::{RunRecord, Store, StoreError, Wakeup};
 use crate::event::{AuditRecord, Resolution, Resolved};
 use crate::run::Caller;
 
-/// Where something that was asked for stands.
+/// The status of something that a parked run waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum ApprovalStatus {
     /// Waiting for an answer.
     Pending,
-    /// The call may be executed, or the run go on.
+    /// The call may be executed, or the run may continue.
     Approved,
     /// It may not.
     Denied,
@@ -34,7 +34,7 @@ pub enum ApprovalStatus {
     Expired,
     /// The caller has executed its tool, or given the input that a tool asked for.
     Answered,
-    /// It was found out what became of the call.
+    /// It is known now whether the call took effect.
     Resolved,
     /// The run ended first.
     Void,
@@ -46,7 +46,7 @@ impl ApprovalStatus {
         self.into()
     }
 
-    /// Where an answer leads.
+    /// The status after an answer.
     pub fn after(resolution: &Resolution) -> Self {
         match resolution {
             Resolution::Approved { .. } => Self::Approved,
@@ -61,8 +61,8 @@ impl ApprovalStatus {
 }
 
 impl ApprovalRecord {
-    /// Puts the arguments of an approver in the place of those that were asked for; false where there
-    /// are none.
+    /// Replaces the requested arguments by those of the approver; false where the approver gave
+    /// none.
     pub fn take_edited(&mut self) -> bool {
         let Some(Resolution::Approved { arguments: Some(edited), .. }) = self.resolution.take()
         else {
@@ -128,12 +128,12 @@ impl Answer {
     }
 }
 
-/// Runs that are looked at for what has expired, in one transaction.
+/// Runs whose due answers are settled in one transaction.
 const CHUNK: i64 = 256;
 
 impl Store {
-    /// Takes an answer to something that is still waited for, once; where it was the last, the run
-    /// is queued. The run as it is then; `None` where it is not waited for any more, or not yet.
+    /// Stores an answer to something that a run still waits for, once. If it was the last one, the run
+    /// is queued. Returns the run after that; `None` if it no longer waits for this, or not yet.
     pub async fn answer(
         &self,
         tenant: &str,
@@ -153,11 +153,11 @@ impl Store {
     ) -> Result<Option<RunRecord>, StoreError> {
         let mut tx = self.backend.begin(Work::Control).await?;
         let locked = tx.run(one_run(tenant, run).push("{for_update}")).await?;
-        let Some(asking) = locked.first() else {
+        let Some(audited_run) = locked.first() else {
             tx.commit().await?;
             return Ok(None);
         };
-        let asking = OfRun::read(asking)?;
+        let audited_run = AuditedRun::read(audited_run)?;
         let kinds = answer.resolution.answers().iter().map(|kind| kind.as_str().to_owned());
         let kinds: Vec<String> = kinds.collect();
         let take = Query::new(
@@ -181,7 +181,7 @@ impl Store {
             return Ok(None);
         }
         if let Some(record) = &answer.audit {
-            let row = AuditRow::of_call(tenant, &answer.decided_by, run, asking, record);
+            let row = AuditRow::of_call(tenant, &answer.decided_by, run, audited_run, record);
             tx.run(insert("audit_log", row)).await?;
         }
         requeue_answered(&mut *tx, &[run]).await?;
@@ -191,8 +191,8 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// Gives up on what has been waited for long enough, of all tenants, and queues the runs that
-    /// waited for nothing else; how many things were given up on.
+    /// Expires what has been waited for long enough, of all tenants, and queues the runs that
+    /// waited for nothing else. Returns how many rows expired.
     pub async fn expire_approvals(&self) -> Result<u64, StoreError> {
         let due = Query::new(
             // Asked for once: otherwise PostgreSQL compares the time with every row that waits.
@@ -233,12 +233,12 @@ impl Store {
         }
     }
 
-    /// Settles what is due of the runs that the first query names, by the second, which gives the run of
-    /// each row and whether that may end it; how many rows.
+    /// Runs `settle` for the runs that `due` returns. `settle` returns the run of each row that it settles,
+    /// and whether this may end the run. Returns how many rows were settled.
     async fn settle_due(&self, due: Query, settle: Query) -> Result<u64, StoreError> {
         let due = ids(&self.backend.read(Work::Control, due.bind("limit", CHUNK)).await?)?;
         if due.is_empty() {
-            return Ok(0); // and nothing is written
+            return Ok(0); // without a write transaction
         }
         let mut tx = self.backend.begin(Work::Control).await?;
         let lock = Query::new("SELECT id FROM runs WHERE id IN :runs ORDER BY id{skip_locked}");

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
 use super::sql::{Query, Row};
-use super::tables::{AuditRow, OfRun, Record, insert};
+use super::tables::{AuditRow, AuditedRun, Record, insert};
 use super::{Store, StoreError};
 use crate::bounds::secrets::{redact_texts, redacted};
 use crate::clock;
@@ -20,11 +20,11 @@ impl AuditRow {
         tenant: &str,
         subject: &str,
         run: Uuid,
-        of_run: OfRun,
+        audited_run: AuditedRun,
         record: &AuditRecord,
     ) -> Self {
         let record = record.clone();
-        let OfRun { agent, session_id, definition_hash } = of_run;
+        let AuditedRun { agent, session_id, definition_hash } = audited_run;
         Self {
             tenant: tenant.to_owned(),
             id: audit_id(&record),
@@ -50,11 +50,11 @@ impl AuditRow {
     }
 
     /// An act is of the agent and the session that it names, else of its run's.
-    fn of_act(mut act: Act, of_run: OfRun) -> Self {
+    fn of_act(mut act: Act, audited_run: AuditedRun) -> Self {
         redact_texts(&mut act.details);
         let named = |name: &str| act.details.get(name).and_then(Value::as_str).map(str::to_owned);
-        let agent = named("agent").or(of_run.agent);
-        let session_id = named("session_id").or(of_run.session_id);
+        let agent = named("agent").or(audited_run.agent);
+        let session_id = named("session_id").or(audited_run.session_id);
         let (decision, outcome) = match act.action {
             AuditAction::LoginRefused | AuditAction::McpRefused => ("blocked", "blocked"),
             AuditAction::McpRequested if act.reason.is_some() => ("allowed", "failed"),
@@ -86,15 +86,15 @@ impl AuditRow {
 }
 
 /// Adds an act to the audit log, as a part of this transaction.
-pub(super) async fn note(tx: &mut dyn Transaction, act: Act) -> Result<(), StoreError> {
-    let run = match run_of(&act) {
+pub(super) async fn add_act(tx: &mut dyn Transaction, act: Act) -> Result<(), StoreError> {
+    let run = match query_run_of(&act) {
         None => Vec::new(),
         Some(look) => tx.run(look).await?,
     };
     tx.run(insertion(act, &run)?).await.map(drop)
 }
 
-fn run_of(act: &Act) -> Option<Query> {
+fn query_run_of(act: &Act) -> Option<Query> {
     let look = "SELECT agent, session_id, definition_hash FROM runs \
         WHERE tenant = :tenant AND id = :run";
     Some(Query::new(look).bind("tenant", &act.tenant).bind("run", act.run_id?))
@@ -102,12 +102,12 @@ fn run_of(act: &Act) -> Option<Query> {
 
 /// `run` is the row of the act's run, if there is one.
 fn insertion(act: Act, run: &[Row]) -> Result<Query, StoreError> {
-    let of_run = run.first().map(OfRun::read).transpose()?.unwrap_or_default();
-    Ok(insert("audit_log", AuditRow::of_act(act, of_run)))
+    let audited_run = run.first().map(AuditedRun::read).transpose()?.unwrap_or_default();
+    Ok(insert("audit_log", AuditRow::of_act(act, audited_run)))
 }
 
 /// An act of the service itself.
-pub(super) fn by_service(tenant: String, action: AuditAction, details: Value) -> Act {
+pub(super) fn act_of_service(tenant: String, action: AuditAction, details: Value) -> Act {
     Act { tenant, subject: SERVICE.to_owned(), action, run_id: None, reason: None, details }
 }
 
@@ -124,7 +124,7 @@ fn audit_id(record: &AuditRecord) -> Uuid {
 impl Store {
     /// Adds an act to the audit log.
     pub async fn record_act(&self, act: Act) -> Result<(), StoreError> {
-        let run = match run_of(&act) {
+        let run = match query_run_of(&act) {
             None => Vec::new(),
             Some(look) => self.backend.read(Work::Data, look).await?,
         };

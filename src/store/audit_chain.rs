@@ -15,7 +15,7 @@ use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::audit::{by_service, note};
+use super::audit::{act_of_service, add_act};
 use super::backend::{Transaction, Work};
 use super::listing::readable;
 use super::sql::{Query, Value};
@@ -29,8 +29,8 @@ pub(super) const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min
     UNION ALL SELECT (SELECT min(tenant) FROM audit_log a WHERE a.tenant > t.tenant) \
     FROM tenants t WHERE t.tenant IS NOT NULL) ";
 
-/// Stretches before a new one in whose time a late record is looked for.
-pub(super) const LOOKED_BACK: u32 = 3;
+/// How many of the newest stretches are searched for the place of a late record.
+pub(super) const LOOKBACK_STRETCHES: u32 = 3;
 /// How long before the end of what is closed a late record may be. What is older was not written
 /// by a run that waited for the store, and stays outside, where it is found.
 const LATE: TimeDelta = TimeDelta::hours(1);
@@ -68,7 +68,7 @@ pub struct KnownHead<'k> {
     pub is_signed: Option<IsSigned<'k>>,
 }
 
-/// What became of a look for something to close.
+/// The outcome of an attempt to close the next stretch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Closed {
     /// The next stretch.
@@ -77,7 +77,7 @@ pub enum Closed {
     Nothing(Option<ChainHead>),
     /// Another replica is closing this chain.
     NotNow,
-    /// The chain has the known head no more; its head now, if there is one.
+    /// The chain no longer has the known head; its head now, if there is one.
     Replaced(Option<ChainHead>),
 }
 
@@ -95,7 +95,7 @@ impl Stretch {
 }
 
 /// A record as it is hashed: a JSON object of its columns, times in microseconds.
-fn written(row: AuditRow) -> String {
+fn canonical_json(row: AuditRow) -> String {
     let text = |value| match value {
         Value::Int(value) => Json::from(value),
         Value::Flag(value) => Json::from(value),
@@ -120,7 +120,7 @@ pub(super) fn hash(stretch: &Stretch, records: Vec<AuditRow>) -> Vec<u8> {
     let _ = writeln!(head, "{}", hex::encode(previous));
     let mut hash = Sha256::new().chain_update(head);
     for record in records {
-        hash.update(written(record));
+        hash.update(canonical_json(record));
         hash.update("\n");
     }
     hash.finalize().to_vec()
@@ -196,7 +196,7 @@ impl Store {
         let head = newest.first().map(ChainHead::from);
         let found = match known {
             Some(known) => find_head(&mut *tx, tenant, known).await?,
-            None => Found::There,
+            None => Found::Present,
         };
         if found == Found::Gone {
             tx.commit().await?;
@@ -259,11 +259,11 @@ async fn close_next(
     tx.run(insert("audit_stretches", stretch.clone())).await?;
     let is_signed = stretch.signature.is_some();
     let was_signed = newest.first().is_some_and(|before| before.signature.is_some());
-    let goes_on = !newest.is_empty() || stretch.number == 1; // not behind a deletion
-    if goes_on && is_signed != was_signed {
+    let continues_chain = !newest.is_empty() || stretch.number == 1; // not behind a deletion
+    if continues_chain && is_signed != was_signed {
         let details = json!({"number": stretch.number, "signed": is_signed});
-        let act = by_service(tenant.to_owned(), AuditAction::SigningChanged, details);
-        note(tx, act).await?;
+        let act = act_of_service(tenant.to_owned(), AuditAction::SigningChanged, details);
+        add_act(tx, act).await?;
     }
     Ok(Some(stretch))
 }
@@ -271,7 +271,7 @@ async fn close_next(
 /// What became of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
-    There,
+    Present,
     /// The retention of this service took it.
     Deleted,
     /// The retention of another service took it, which keeps records for a shorter time.
@@ -280,7 +280,7 @@ enum Found {
     Gone,
 }
 
-/// Whether the chain of a tenant has this head still, or a retention took it. A deletion that this
+/// Whether the chain of a tenant still has this head, or a retention deleted it. A deletion that this
 /// service would not have made itself needs a signature, where there is a key.
 async fn find_head(
     tx: &mut dyn Transaction,
@@ -292,7 +292,7 @@ async fn find_head(
     let rows = tx.run(read.bind("tenant", tenant).bind("number", head.number)).await?;
     if let Some(row) = rows.first() {
         let is_same = row.read::<Vec<u8>>("hash")? == head.hash;
-        return Ok(if is_same { Found::There } else { Found::Gone });
+        return Ok(if is_same { Found::Present } else { Found::Gone });
     }
     let rows = tx.run(newest_deletion(tenant)).await?;
     let deletion: Option<AuditRow> = readable(&rows).next();
@@ -325,7 +325,7 @@ async fn newest_stretches(
     let read = Query::new(
         "SELECT * FROM audit_stretches WHERE tenant = :tenant ORDER BY number DESC LIMIT :limit",
     );
-    let rows = tx.run(read.bind("tenant", tenant).bind("limit", LOOKED_BACK)).await?;
+    let rows = tx.run(read.bind("tenant", tenant).bind("limit", LOOKBACK_STRETCHES)).await?;
     Ok(readable(&rows).collect())
 }
 

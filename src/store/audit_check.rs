@@ -1,5 +1,5 @@
-//! Whether the audit log is as it was closed: each stretch against the one before it, its records,
-//! its signature, and what else is there of its time.
+//! Checks the audit log against its stretches: each stretch against the one before it, its records,
+//! its signature, and other records from its period.
 //!
 //! Where a chain is made anew, its stretches are closed long after their records were written, and
 //! where that is signed it begins to be signed once more.
@@ -13,7 +13,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use super::audit_chain::{IsSigned, LOOKED_BACK, hash, last_deleted, newest_deletion};
+use super::audit_chain::{IsSigned, LOOKBACK_STRETCHES, hash, last_deleted, newest_deletion};
 use super::backend::Work;
 use super::listing::readable;
 use super::sql::Query;
@@ -76,7 +76,7 @@ impl Store {
             "SELECT * FROM audit_stretches WHERE tenant = :tenant AND number >= :after \
              ORDER BY number LIMIT :limit",
         );
-        let limit = page.limit + 1 + LOOKED_BACK;
+        let limit = page.limit + 1 + LOOKBACK_STRETCHES;
         let read = read.bind("tenant", tenant).bind("after", after).bind("limit", limit);
         let read: Vec<Stretch> = readable(&self.backend.read(Work::Data, read).await?).collect();
         let mut covered = self.covered_by(tenant, after).await?;
@@ -93,12 +93,12 @@ impl Store {
                 None => self.beginning_fault(stretch).await?,
             });
             faults.extend(self.record_faults(stretch).await?);
-            let later = read.iter().skip(place).take(1 + LOOKED_BACK as usize);
-            faults.extend(self.added(stretch, covered, later).await?);
+            let later = read.iter().skip(place).take(1 + LOOKBACK_STRETCHES as usize);
+            faults.extend(self.added_fault(stretch, covered, later).await?);
             faults.extend(signatures.fault(stretch, before).map(str::to_owned));
             let changes =
                 signing_changes.iter().filter(|number| **number == stretch.number).count();
-            faults.extend((changes > 1).then(|| closed_again(changes)));
+            faults.extend((changes > 1).then(|| repeated_signing_change(changes)));
             covered = covered.max(Some(stretch.last_at));
             let closed_late = stretch.closed_at - stretch.last_at > LATE;
             checked.push(CheckedStretch { stretch: stretch.clone(), faults, closed_late });
@@ -166,12 +166,12 @@ impl Store {
         let there: BTreeSet<Uuid> = records.iter().map(|record| record.id).collect();
         let missing: Vec<Uuid> = ids.into_iter().filter(|id| !there.contains(id)).collect();
         let are = if missing.len() == 1 { "is" } else { "are" };
-        Ok(vec![format!("{} of its records {are} missing: {}", missing.len(), some(&missing))])
+        Ok(vec![format!("{} of its records {are} missing: {}", missing.len(), first_ids(&missing))])
     }
 
     /// Records between the end of what was closed before and the end of a stretch that neither it nor
     /// one of those after it has, which close what was late.
-    async fn added(
+    async fn added_fault(
         &self,
         stretch: &Stretch,
         covered: Option<DateTime<Utc>>,
@@ -195,14 +195,14 @@ impl Store {
                 added.push(id);
             }
         }
-        let say = || {
+        let message = || {
             format!(
                 "{} records from its period belong to no stretch: {}",
                 added.len(),
-                some(&added)
+                first_ids(&added)
             )
         };
-        Ok((!added.is_empty()).then(say))
+        Ok((!added.is_empty()).then(message))
     }
 
     /// Whether it is recorded that the stretches before the oldest one were deleted.
@@ -221,7 +221,7 @@ impl Store {
     }
 }
 
-fn closed_again(times: usize) -> String {
+fn repeated_signing_change(times: usize) -> String {
     format!("{times} audit records say that signing changed with this stretch; there should be one")
 }
 
@@ -233,8 +233,8 @@ fn link_fault(stretch: &Stretch, before: &Stretch) -> Option<String> {
     (before.hash != stretch.previous).then(|| fault.to_owned())
 }
 
-/// The first few.
-fn some(ids: &[Uuid]) -> String {
-    let some: Vec<String> = ids.iter().take(3).map(Uuid::to_string).collect();
-    some.join(", ")
+/// The first three ids, for a message.
+fn first_ids(ids: &[Uuid]) -> String {
+    let first: Vec<String> = ids.iter().take(3).map(Uuid::to_string).collect();
+    first.join(", ")
 }

@@ -1,14 +1,14 @@
 //! The retention of the audit log: whole stretches go, the oldest first, and that is recorded.
 //!
 //! A record is deleted with its stretch or not at all, so that none goes that no chain ever had. The
-//! chain goes on behind what was deleted, also where all of it was: the record of the deletion has
+//! chain continues after what was deleted, also where all of it was: the record of the deletion has
 //! the number and the hash of the last stretch that went.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::audit::{by_service, note};
+use super::audit::{act_of_service, add_act};
 use super::audit_chain::deletion_hash;
 use super::backend::{Transaction, Work};
 use super::listing::readable;
@@ -48,7 +48,8 @@ impl Store {
             if let Some(signature) = sign(&signed) {
                 details["signature"] = hex::encode(signature).into();
             }
-            note(&mut *tx, by_service(last.tenant, AuditAction::AuditDeleted, details)).await?;
+            add_act(&mut *tx, act_of_service(last.tenant, AuditAction::AuditDeleted, details))
+                .await?;
         }
         tx.commit().await?;
         Ok(gone)

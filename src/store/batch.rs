@@ -105,10 +105,10 @@ impl Batch {
         }
     }
 
-    /// Adds what the runs that passed took to the sums of usage: few rows, however many runs there are.
-    pub(super) fn added(&self, passed: impl Fn(&Uuid) -> bool) -> Option<Step> {
+    /// The step that adds the usage of the runs that passed: few rows, however many runs there are.
+    pub(super) fn usage_step(&self, passed: impl Fn(&Uuid) -> bool) -> Option<Step> {
         let taken = self.usage.iter().filter(|(run, _)| passed(run)).map(|(_, sum)| sum);
-        let rows = UsageSum::added_up(taken);
+        let rows = UsageSum::merged(taken);
         (!rows.is_empty()).then(|| inserts::<UsageSum>("usage_added", rows))
     }
 }

@@ -47,7 +47,7 @@ pub enum Settled {
 }
 
 /// That the run is driven by this owner, or was when it ended.
-pub(super) const IS_OURS: &str = "EXISTS (SELECT 1 FROM runs WHERE runs.id = :run AND runs.epoch = :epoch \
+pub(super) const IS_OWNED: &str = "EXISTS (SELECT 1 FROM runs WHERE runs.id = :run AND runs.epoch = :epoch \
     AND ((runs.status = 'running' AND runs.owner = :owner) OR runs.finished_at IS NOT NULL))";
 
 impl SharedBudget {
@@ -118,8 +118,8 @@ impl Store {
              :iterations, :files, :lines, :requests WHERE ",
         );
         let open =
-            open.push(IS_OURS).push(" ON CONFLICT (root_run_id) DO NOTHING RETURNING root_run_id");
-        let open = ours(open, root, by)
+            open.push(IS_OWNED).push(" ON CONFLICT (root_run_id) DO NOTHING RETURNING root_run_id");
+        let open = bind_ownership(open, root, by)
             .bind("root", root)
             .bind("max_tokens", caps.tokens)
             .bind("max_micro_usd", caps.micro_usd)
@@ -198,9 +198,10 @@ impl Store {
              AND (:requests = 0 OR max_requests IS NULL \
              OR reserved_requests + spent_requests + :requests <= max_requests) AND ",
         );
-        let reserve = ours(reserve.push(IS_OURS).push(" RETURNING root_run_id"), run, by);
+        let reserve =
+            bind_ownership(reserve.push(IS_OWNED).push(" RETURNING root_run_id"), run, by);
         let granted = !tx.run(amounts(reserve.bind("root", root), wanted)).await?.is_empty();
-        let is_ours = granted || is_ours(&mut *tx, run, by).await?;
+        let is_owned = granted || is_owned(&mut *tx, run, by).await?;
         if granted {
             let hold = Query::new(
                 "INSERT INTO budget_holds (run_id, root_run_id, reserved_tokens, \
@@ -219,7 +220,7 @@ impl Store {
             tx.run(amounts(hold.bind("root", root).bind("run", run), wanted)).await?;
         }
         tx.commit().await?;
-        Ok(is_ours.then_some(granted))
+        Ok(is_owned.then_some(granted))
     }
 
     /// States all that a run has spent so far, and gives back what it has reserved; `ended` where
@@ -233,12 +234,12 @@ impl Store {
     ) -> Result<Settled, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         let exists = lock(&mut *tx, root).await?;
-        let is_ours = !exists || is_ours(&mut *tx, run, by).await?;
-        if exists && is_ours {
+        let is_owned = !exists || is_owned(&mut *tx, run, by).await?;
+        if exists && is_owned {
             settle(&mut *tx, (root, run), spent, ended).await?;
         }
         tx.commit().await?;
-        Ok(if is_ours { Settled::Done } else { Settled::Fenced })
+        Ok(if is_owned { Settled::Done } else { Settled::Fenced })
     }
 
     /// The budget of a root.
@@ -250,7 +251,7 @@ impl Store {
 
     /// Settles the holds of runs that ended, or are not driven any more, before they were settled:
     /// by what their rows say.
-    pub(super) async fn settle_rest(&self) -> Result<(), StoreError> {
+    pub(super) async fn settle_leftover_holds(&self) -> Result<(), StoreError> {
         let unsettled = Query::new(
             "SELECT h.run_id, h.root_run_id, r.input_tokens + r.output_tokens AS spent_tokens, \
              COALESCE(r.cost_micro_usd, 0) AS spent_micro_usd, \
@@ -293,17 +294,17 @@ async fn lock(tx: &mut dyn Transaction, root: Uuid) -> Result<bool, StoreError> 
     Ok(!tx.run(lock.bind("root", root)).await?.is_empty())
 }
 
-/// Binds what [`IS_OURS`] needs.
-fn ours(query: Query, run: Uuid, by: Ownership<'_>) -> Query {
+/// Binds what [`IS_OWNED`] needs.
+fn bind_ownership(query: Query, run: Uuid, by: Ownership<'_>) -> Query {
     query.bind("run", run).bind("owner", by.owner).bind("epoch", by.epoch)
 }
 
-async fn is_ours(
+async fn is_owned(
     tx: &mut dyn Transaction,
     run: Uuid,
     by: Ownership<'_>,
 ) -> Result<bool, StoreError> {
-    let look = ours(Query::new("SELECT 1 AS is_ours WHERE ").push(IS_OURS), run, by);
+    let look = bind_ownership(Query::new("SELECT 1 AS is_owned WHERE ").push(IS_OWNED), run, by);
     Ok(!tx.run(look).await?.is_empty())
 }
 

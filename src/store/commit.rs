@@ -34,7 +34,7 @@ impl Store {
         } else {
             let mut tx = self.backend.begin(Work::Commit).await?;
             let stored = tx.write(steps).await?;
-            requeue_answered(&mut *tx, &parked).await?; // what it waits for may have come by now
+            requeue_answered(&mut *tx, &parked).await?; // the answers may have come by now
             tx.commit().await?;
             stored
         };
@@ -62,11 +62,11 @@ impl Store {
             None => WriteOutcome::Fenced,
         };
         let outcomes = batch.iter().map(outcome).collect();
-        let asked = |(run, asked): (Uuid, Option<Cancelling>)| Some((run, asked?));
-        Ok(Commit { outcomes, cancelling: stored.into_iter().filter_map(asked).collect() })
+        let to_cancel = |(run, cancelling): (Uuid, Option<Cancelling>)| Some((run, cancelling?));
+        Ok(Commit { outcomes, cancelling: stored.into_iter().filter_map(to_cancel).collect() })
     }
 
-    /// Whether an earlier try has stored a write: its last event is in the journal.
+    /// Whether an earlier attempt has stored a write: its last event is in the journal.
     async fn is_stored(&self, write: &RunWrite) -> Result<bool, StoreError> {
         let Some(last) = write.events.last() else { return Ok(false) };
         let look = Query::new(

@@ -1,4 +1,4 @@
-//! Statements and transactions that the database gave up for the sake of others are begun anew.
+//! Retries statements and transactions that the database rolled back because of a conflict.
 //!
 //! It decides how often and after which pauses; which failures are of this kind is in
 //! [`super::failure`].
@@ -8,18 +8,18 @@ use std::time::Duration;
 use super::StoreError;
 use crate::jitter;
 
-/// How often something is tried, at most.
+/// Attempts, at most.
 const TRIES: u32 = 6;
-/// The pause after the first try, with jitter; it doubles.
+/// The pause after the first attempt, with jitter; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// The part of a pause that is random, so that those who failed together do not try together.
+/// The random part of a pause, so that attempts that failed together are not repeated together.
 pub(super) const JITTER: f64 = 0.5;
 
-/// Does something that changes nothing where it fails, again and again while it fails because of
-/// others that wanted the same.
+/// Repeats an operation while it fails because of a conflict with others. An attempt that fails must
+/// change nothing.
 ///
 /// # Errors
-/// That of the last try.
+/// The error of the last attempt.
 pub(super) async fn retry_conflicts<T, F>(attempt: impl Fn() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,

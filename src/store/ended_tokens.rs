@@ -5,7 +5,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::audit::note;
+use super::audit::add_act;
 use super::backend::Work;
 use super::conflict::retry_conflicts;
 use super::sql::Query;
@@ -36,7 +36,7 @@ impl Store {
              ON CONFLICT DO NOTHING RETURNING id",
         );
         if !tx.run(end.bind("id", id).bind("expires_at", expires_at)).await?.is_empty() {
-            note(&mut *tx, act).await?;
+            add_act(&mut *tx, act).await?;
         }
         tx.commit().await
     }

@@ -50,7 +50,7 @@ impl Backend for Explaining {
             Dialect::Postgres => ("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) ", "QUERY PLAN"),
             Dialect::Sqlite => ("EXPLAIN QUERY PLAN ", "detail"),
         };
-        let rows = self.backend.read(work, query.clone().after(explain)).await?;
+        let rows = self.backend.read(work, query.clone().prefixed_with(explain)).await?;
         let lines = rows.iter().map(|row| row.read(column)).collect::<Result<Vec<String>, _>>()?;
         self.plans.lock().push(lines.join("\n"));
         self.backend.read(work, query).await

@@ -1,4 +1,4 @@
-//! Which failures of a database may pass by themselves, and which will not.
+//! Which failures of a database are transient, and which are not.
 //!
 //! The distinction decides whether the writer tries again and whether a caller gets 503 or 500. It
 //! does not decide how often or how long.
@@ -9,9 +9,9 @@ use sqlx::postgres::PgDatabaseError;
 
 use super::StoreError;
 
-/// SQLSTATEs that pass beside the classes 08 (connection), 53 (resources) and 57P (shutdown):
+/// Transient SQLSTATEs beside the classes 08 (connection), 53 (resources) and 57P (shutdown):
 /// read-only transaction, idle-in-transaction timeout, lock timeout, statement timeout, I/O error.
-const PASSING_STATES: [&str; 5] = ["25006", "25P03", "55P03", "57014", "58030"];
+const TRANSIENT_STATES: [&str; 5] = ["25006", "25P03", "55P03", "57014", "58030"];
 
 /// Serialisation failure and deadlock: the transaction was rolled back so that another one goes on.
 const CONFLICTS: [&str; 2] = ["40001", "40P01"];
@@ -20,7 +20,7 @@ const CONFLICTS: [&str; 2] = ["40001", "40P01"];
 const SESSION_HELD: &str = "runs_session_held";
 
 /// SQLite's busy, locked, I/O error and full.
-const PASSING_CODES: [u32; 4] = [5, 6, 10, 13];
+const TRANSIENT_CODES: [u32; 4] = [5, 6, 10, 13];
 
 impl From<Error> for StoreError {
     fn from(error: Error) -> Self {
@@ -31,17 +31,21 @@ impl From<Error> for StoreError {
         {
             return Self::Conflict(message(&error));
         }
-        let passes = match &error {
+        let is_transient = match &error {
             Error::Io(_)
             | Error::Tls(_)
             | Error::Protocol(_)
             | Error::WorkerCrashed
             | Error::PoolTimedOut
             | Error::PoolClosed => true,
-            Error::Database(database) => passes(&**database),
+            Error::Database(database) => is_transient(&**database),
             _ => false,
         };
-        if passes { Self::Unavailable(message(&error)) } else { Self::Failed(message(&error)) }
+        if is_transient {
+            Self::Unavailable(message(&error))
+        } else {
+            Self::Failed(message(&error))
+        }
     }
 }
 
@@ -53,13 +57,13 @@ fn message(error: &Error) -> String {
     }
 }
 
-fn passes(error: &dyn DatabaseError) -> bool {
+fn is_transient(error: &dyn DatabaseError) -> bool {
     let Some(code) = error.code() else { return false };
     if error.try_downcast_ref::<PgDatabaseError>().is_some() {
         ["08", "53", "57P"].iter().any(|class| code.starts_with(class))
-            || PASSING_STATES.contains(&&*code)
+            || TRANSIENT_STATES.contains(&&*code)
     } else {
-        code.parse::<u32>().is_ok_and(|code| PASSING_CODES.contains(&(code & 0xff)))
+        code.parse::<u32>().is_ok_and(|code| TRANSIENT_CODES.contains(&(code & 0xff)))
     }
 }
 
@@ -68,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broken_connection_may_pass_and_a_wrong_row_may_not() {
+    fn a_broken_connection_is_transient_and_a_missing_row_is_not() {
         let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         assert!(StoreError::from(Error::Io(broken)).is_transient());
         assert!(StoreError::from(Error::PoolTimedOut).is_transient());

@@ -12,10 +12,11 @@ use super::{Store, StoreError, ToolCallRecord};
 use crate::event::Event;
 
 /// That the run is the tenant's.
-pub(super) const IS_OURS: &str = "EXISTS (SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant)";
+pub(super) const IS_OF_TENANT: &str =
+    "EXISTS (SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant)";
 
 /// Bytes of a journal that are read at once.
-const AT_ONCE: u64 = 4 << 20;
+const MAX_BYTES_AT_ONCE: u64 = 4 << 20;
 
 /// The first rows of a list that have so many bytes together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,7 +26,7 @@ pub struct Piece {
     /// Their bytes.
     pub bytes: u64,
     /// Whether there are more rows.
-    pub goes_on: bool,
+    pub has_more: bool,
 }
 
 impl Piece {
@@ -34,7 +35,7 @@ impl Piece {
         let mut piece = Self::default();
         for size in sizes {
             if piece.rows > 0 && piece.bytes + size > most_bytes {
-                return Self { goes_on: true, ..piece };
+                return Self { has_more: true, ..piece };
             }
             piece.rows += 1;
             piece.bytes += size;
@@ -97,7 +98,8 @@ impl Store {
         after: i64,
         limit: u32,
     ) -> Result<Vec<Event>, StoreError> {
-        let Some(next) = self.journal_piece(tenant, run, after, limit, AT_ONCE).await? else {
+        let Some(next) = self.journal_piece(tenant, run, after, limit, MAX_BYTES_AT_ONCE).await?
+        else {
             return Ok(Vec::new());
         };
         let mut events = self.events_until(tenant, run, after, next.until).await?;
@@ -120,13 +122,13 @@ impl Store {
             "SELECT seq, CAST(octet_length(events) AS bigint) AS bytes FROM run_events \
              WHERE run_id = :run AND seq > :after AND ",
         );
-        let sizes = sizes.push(IS_OURS).push(" ORDER BY seq LIMIT :limit");
+        let sizes = sizes.push(IS_OF_TENANT).push(" ORDER BY seq LIMIT :limit");
         let sizes = sizes.bind("tenant", tenant).bind("run", run);
         let sizes = sizes.bind("after", after).bind("limit", most_rows);
         let rows = self.backend.read(Work::Data, sizes).await?;
         if rows.is_empty() {
-            let is_cut = self.is_cut(tenant, run, after).await?;
-            return if is_cut { Err(missing(run, after + 1)) } else { Ok(None) };
+            let is_truncated = self.is_truncated(tenant, run, after).await?;
+            return if is_truncated { Err(missing(run, after + 1)) } else { Ok(None) };
         }
         let bytes = rows.iter().map(|row| row.read("bytes")).collect::<Result<Vec<u64>, _>>()?;
         let piece = Piece::of(bytes.into_iter(), most_bytes);
@@ -135,9 +137,9 @@ impl Store {
     }
 
     /// Whether a journal ends with this event and its run's row counts more.
-    async fn is_cut(&self, tenant: &str, run: Uuid, after: i64) -> Result<bool, StoreError> {
+    async fn is_truncated(&self, tenant: &str, run: Uuid, after: i64) -> Result<bool, StoreError> {
         let look = Query::new(
-            "SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant AND next_seq > :after + 1 \
+            "SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant AND next_seq - 1 > :after \
              AND NOT EXISTS (SELECT 1 FROM run_events WHERE run_id = :run AND seq > :after)",
         );
         let look = look.bind("tenant", tenant).bind("run", run).bind("after", after);
@@ -182,7 +184,7 @@ impl Store {
         let rows = Query::new(
             "SELECT * FROM run_events WHERE run_id = :run AND seq > :after AND seq <= :until AND ",
         );
-        let rows = rows.push(IS_OURS).push(" ORDER BY seq");
+        let rows = rows.push(IS_OF_TENANT).push(" ORDER BY seq");
         let rows = rows.bind("tenant", tenant).bind("run", run);
         let rows = rows.bind("after", after).bind("until", until);
         self.backend.read(Work::Data, rows).await
@@ -371,8 +373,8 @@ mod tests {
     #[test]
     fn a_piece_has_one_row_at_least_and_else_no_more_bytes_than_are_given() {
         let piece = |sizes: &[u64]| {
-            let Piece { rows, bytes, goes_on } = Piece::of(sizes.iter().copied(), 10);
-            (rows, bytes, goes_on)
+            let Piece { rows, bytes, has_more } = Piece::of(sizes.iter().copied(), 10);
+            (rows, bytes, has_more)
         };
         assert_eq!(piece(&[]), (0, 0, false));
         assert_eq!(piece(&[11]), (1, 11, false));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::audit::note;
+use super::audit::add_act;
 use super::backend::{Transaction, Work};
 use super::conflict::retry_conflicts;
 use super::sql::Query;
@@ -106,7 +106,7 @@ impl Store {
             return Ok(KeyStored::IdTaken);
         }
         let subject = key.created_by.as_deref().unwrap_or(SERVICE);
-        note(&mut *tx, act_on(key, subject, AuditAction::KeyCreated)).await?;
+        add_act(&mut *tx, act_on(key, subject, AuditAction::KeyCreated)).await?;
         tx.commit().await?;
         Ok(KeyStored::Stored)
     }
@@ -128,18 +128,23 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// Ids and names of those keys of a tenant, sorted by id.
+    /// Ids and names of those keys of a tenant, sorted by id, and whether several of its keys have the
+    /// name.
     pub async fn key_names(
         &self,
         tenant: &str,
         ids: &[String],
-    ) -> Result<Vec<(String, String)>, StoreError> {
-        let look =
-            Query::new("SELECT * FROM api_keys WHERE tenant = :tenant AND id IN :ids ORDER BY id");
+    ) -> Result<Vec<(String, String, bool)>, StoreError> {
+        let look = Query::new(
+            "SELECT id, name, name IN (SELECT o.name FROM api_keys o WHERE o.tenant = :tenant \
+             GROUP BY o.name HAVING count(*) > 1) AS is_shared \
+             FROM api_keys WHERE tenant = :tenant AND id IN :ids ORDER BY id",
+        );
         let look = look.bind("tenant", tenant).bind("ids", ids);
         let rows = self.backend.read(Work::Data, look).await?;
-        let keys = rows.iter().map(ApiKeyRecord::read);
-        keys.map(|key| key.map(|key| (key.id, key.name))).collect()
+        rows.iter()
+            .map(|row| Ok((row.read("id")?, row.read("name")?, row.read("is_shared")?)))
+            .collect()
     }
 
     /// Whether a key was created by that key or subject, or by one that it created, and so on.
@@ -170,30 +175,30 @@ impl Store {
 
     async fn try_to_revoke_keys(&self, what: Revocation<'_>) -> Result<Revoked, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        let family = family(&mut *tx, &what).await?;
+        let keys = keys_to_revoke(&mut *tx, &what).await?;
         let outside = |key: &ApiKeyRecord| what.within.is_some_and(|tenant| tenant != key.tenant);
-        if family.first().is_none_or(outside) {
+        if keys.first().is_none_or(outside) {
             return Ok(Revoked::Unknown);
         }
         let is_live = |key: &&ApiKeyRecord| key.revoked_at.is_none();
-        if what.within.is_some() && family.iter().any(|key| key.is_admin() || outside(key)) {
+        if what.within.is_some() && keys.iter().any(|key| key.is_admin() || outside(key)) {
             return Ok(Revoked::RequiresAdmin);
         }
-        if !what.is_forced && family.iter().filter(is_live).any(|key| key.created_by.is_none()) {
+        if !what.is_forced && keys.iter().filter(is_live).any(|key| key.created_by.is_none()) {
             return Ok(Revoked::OfOperator);
         }
-        let takes_admin = family.iter().any(|key| key.revoked_at.is_none() && key.is_admin());
+        let takes_admin = keys.iter().any(|key| key.revoked_at.is_none() && key.is_admin());
         if takes_admin {
             // Locked: of two revocations at once, the second sees what the first has left.
             tx.run(Query::new(ADMINS).push("{for_update}")).await?;
         }
-        let family = revoke(&mut *tx, &what, family).await?;
+        let keys = revoke(&mut *tx, &what, keys).await?;
         if takes_admin && !what.is_forced && tx.run(Query::new(ADMINS)).await?.is_empty() {
             return Ok(Revoked::LastAdmin); // rolled back
         }
         tx.commit().await?;
         self.backend.hint(Wakeup::Keys).await;
-        Ok(Revoked::Done(family))
+        Ok(Revoked::Done(keys))
     }
 
     /// Runs of these keys that have not ended, of all tenants.
@@ -216,7 +221,7 @@ impl Store {
 }
 
 /// The keys to revoke, the named one first; none where it does not exist.
-async fn family(
+async fn keys_to_revoke(
     tx: &mut dyn Transaction,
     what: &Revocation<'_>,
 ) -> Result<Vec<ApiKeyRecord>, StoreError> {
@@ -246,9 +251,9 @@ async fn revoke(
         let revoked = tx.run(revoke.bind("ids", &*ids)).await?;
         for row in &revoked {
             let key = ApiKeyRecord::read(row)?;
-            note(tx, act_on(&key, what.subject, AuditAction::KeyRevoked)).await?;
+            add_act(tx, act_on(&key, what.subject, AuditAction::KeyRevoked)).await?;
         }
-        keys = family(tx, what).await?;
+        keys = keys_to_revoke(tx, what).await?;
         if revoked.is_empty() || keys.iter().all(|key| key.revoked_at.is_some()) {
             return Ok(keys);
         }

@@ -13,7 +13,7 @@ use super::sql::{Dialect, Query, Row};
 use super::tables::{ApprovalRequest, Group, Record, RunOpening, RunProgress};
 use super::{
     ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, Delivery, DeliveryFilter,
-    DeliveryStatus, LookedAt, Page, RunCursor, RunFilter, RunRecord, Store, StoreError,
+    DeliveryStatus, Page, RunCursor, RunFilter, RunRecord, SearchCandidate, Store, StoreError,
 };
 use crate::event::{AuditAction, WaitKind};
 use crate::run::RunStatus;
@@ -26,7 +26,7 @@ struct Order {
 }
 
 /// The columns of runs in lists, without what callers may make large: inputs are empty objects.
-static COLUMNS_OF_LISTS: LazyLock<String> = LazyLock::new(|| {
+static LIST_COLUMNS: LazyLock<String> = LazyLock::new(|| {
     let columns = RunOpening::columns().into_iter().chain(RunProgress::columns());
     let written = columns.map(|column| column.name);
     let all = written.chain(["crash_count", "cancel_requested_at", "cancel_reason"]);
@@ -83,7 +83,7 @@ impl Store {
         filter: &RunFilter,
         page: &Page<RunCursor>,
     ) -> Result<Vec<RunRecord>, StoreError> {
-        let query = filtered(&COLUMNS_OF_LISTS, tenant, filter);
+        let query = filtered(&LIST_COLUMNS, tenant, filter);
         if filter.metadata.is_empty() {
             return self.list(query, &RUNS, page).await;
         }
@@ -91,8 +91,8 @@ impl Store {
             // The index finds what has a label and knows no order, which is fine for a rare label.
             // A common one is found among the newest.
             let newest = RUNS.order(RUNS.after(query.clone(), page)).push(" LIMIT :newest");
-            let newest = newest.after("SELECT * FROM (").push(") AS runs WHERE true");
-            let newest = RUNS.order(self.labelled(newest.bind("newest", NEWEST), filter));
+            let newest = newest.prefixed_with("SELECT * FROM (").push(") AS runs WHERE true");
+            let newest = RUNS.order(self.with_labels(newest.bind("newest", NEWEST), filter));
             let newest = newest.push(" LIMIT :limit").bind("limit", page.limit);
             let rows = self.backend.read(Work::Lists, newest).await?;
             let records: Vec<RunRecord> = readable(&rows).collect();
@@ -100,7 +100,7 @@ impl Store {
                 return Ok(records);
             }
         }
-        self.list(self.labelled(query, filter), &RUNS, page).await
+        self.list(self.with_labels(query, filter), &RUNS, page).await
     }
 
     /// Those of these runs that there are, as in a list; in no order.
@@ -109,7 +109,7 @@ impl Store {
         tenant: &str,
         ids: &[Uuid],
     ) -> Result<Vec<RunRecord>, StoreError> {
-        let these = filtered(&COLUMNS_OF_LISTS, tenant, &RunFilter::default());
+        let these = filtered(&LIST_COLUMNS, tenant, &RunFilter::default());
         let these = these.push(" AND runs.id IN :ids").bind("ids", ids);
         let rows = self.backend.read(Work::Lists, these).await?;
         Ok(readable(&rows).collect())
@@ -132,9 +132,9 @@ impl Store {
              UNION SELECT a.run_id FROM above JOIN approvals a ON a.child_run_id = above.id \
              WHERE a.status = 'pending' AND a.child_run_id IS NOT NULL) \
              SELECT {} FROM above CROSS JOIN runs WHERE runs.id = above.id",
-            *COLUMNS_OF_LISTS
+            *LIST_COLUMNS
         ));
-        let above = self.labelled(among(above, tenant, filter), filter);
+        let above = self.with_labels(with_conditions(above, tenant, filter), filter);
         self.list(above.bind("children", &*children), &RUNS, page).await
     }
 
@@ -146,8 +146,8 @@ impl Store {
         filter: &RunFilter,
         words: &[&str],
         page: &Page<RunCursor>,
-    ) -> Result<Vec<LookedAt>, StoreError> {
-        let newest = RUNS.after(self.labelled(filtered("*", tenant, filter), filter), page);
+    ) -> Result<Vec<SearchCandidate>, StoreError> {
+        let newest = RUNS.after(self.with_labels(filtered("*", tenant, filter), filter), page);
         let newest = RUNS.order(newest).push(" LIMIT :limit").bind("limit", page.limit);
         let (is_in, c) = match self.backend.dialect() {
             Dialect::Postgres => ("strpos", " COLLATE \"C\""),
@@ -167,8 +167,9 @@ impl Store {
         });
         let found: Vec<String> = std::iter::once("true".to_owned()).chain(found).collect();
         let found = found.join(" AND ");
-        let mut search = newest
-            .after(&format!("SELECT newest.id, newest.created_at, ({found}) AS may_match FROM ("));
+        let mut search = newest.prefixed_with(&format!(
+            "SELECT newest.id, newest.created_at, ({found}) AS may_match FROM ("
+        ));
         search = search.push(
             ") AS newest LEFT JOIN run_events e ON e.run_id = newest.id \
              AND e.seq = newest.next_seq - 1 AND newest.finished_at IS NOT NULL",
@@ -181,14 +182,14 @@ impl Store {
                 .bind(format!("word{number}"), &*word);
         }
         let rows = self.backend.read(Work::Lists, search).await?;
-        let mut looked_at =
-            rows.iter().map(Record::read).collect::<Result<Vec<LookedAt>, StoreError>>()?;
-        looked_at.sort_by_key(|run| std::cmp::Reverse((run.created_at, run.id)));
-        Ok(looked_at)
+        let mut candidates =
+            rows.iter().map(Record::read).collect::<Result<Vec<SearchCandidate>, StoreError>>()?;
+        candidates.sort_by_key(|run| std::cmp::Reverse((run.created_at, run.id)));
+        Ok(candidates)
     }
 
     /// Adds the labels that are asked for.
-    fn labelled(&self, mut query: Query, filter: &RunFilter) -> Query {
+    fn with_labels(&self, mut query: Query, filter: &RunFilter) -> Query {
         for (number, (key, value)) in filter.metadata.iter().enumerate() {
             let (key_name, value_name) = (format!("key{number}"), format!("label{number}"));
             query = query.push(" AND ").push(&match self.backend.dialect() {
@@ -405,15 +406,26 @@ fn approvals_where(columns: &str, tenant: &str, filter: &ApprovalFilter) -> Quer
 
 /// The runs that a filter leaves, but for its labels.
 fn filtered(columns: &str, tenant: &str, filter: &RunFilter) -> Query {
-    among(Query::new(format!("SELECT {columns} FROM runs WHERE true")), tenant, filter)
+    with_conditions(Query::new(format!("SELECT {columns} FROM runs WHERE true")), tenant, filter)
 }
 
+/// The condition of the index `runs_by_status`: SQLite uses a partial index only for queries that repeat its
+/// condition.
+const IN_STATUS_INDEX: &str = " AND status IN \
+    ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled')";
+
 /// Adds the conditions of a filter, but for its labels.
-fn among(query: Query, tenant: &str, filter: &RunFilter) -> Query {
-    let mut query = query.push(" AND runs.tenant = :tenant").bind("tenant", tenant);
+fn with_conditions(query: Query, tenant: &str, filter: &RunFilter) -> Query {
+    // Running runs are few, in the index `runs_owned`; SQLite would look through all runs of the tenant instead.
+    let is_running = filter.status == Some(RunStatus::Running);
+    let mut query = query.push(" AND ").push(if is_running { "{not_indexed}" } else { "" });
+    query = query.push("runs.tenant = :tenant").bind("tenant", tenant);
     if let Some(status) = filter.status {
         // A constant, so that the planner can see which partial index it implies.
         query = query.push(" AND status = '").push(status.as_str()).push("'");
+        if !matches!(status, RunStatus::Running | RunStatus::Completed) {
+            query = query.push(IN_STATUS_INDEX);
+        }
     }
     if filter.termination_reason.as_ref().is_some_and(|reason| reason != "completed") {
         query = query.push(" AND termination_reason <> 'completed'");

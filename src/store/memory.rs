@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::audit::note;
+use super::audit::add_act;
 use super::backend::Work;
 use super::conflict::retry_conflicts;
 use super::observations::words;
@@ -171,7 +171,7 @@ impl Store {
                 reason: None,
                 details,
             };
-            note(&mut *tx, act).await?;
+            add_act(&mut *tx, act).await?;
         }
         tx.commit().await?;
         Ok(deleted)

@@ -19,7 +19,7 @@ macro_rules! embedded {
                 ))),
                 false,
             )),+]);
-            // What a newer version has added does not concern this one; see `ahead`.
+            // What a newer version has added does not concern this one; see `refuse_too_far_ahead`.
             migrator.set_ignore_missing(true);
             migrator
         })
@@ -27,7 +27,7 @@ macro_rules! embedded {
 }
 
 /// Refuses a schema that is too far ahead.
-pub(super) fn ahead(about: &DatabaseInfo) -> Result<(), StoreError> {
+pub(super) fn refuse_too_far_ahead(about: &DatabaseInfo) -> Result<(), StoreError> {
     if !about.is_too_far_ahead() {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 //!
 //! The journal (`run_events`) is the source of truth; rows that are listed, filtered and counted
 //! are written in the same transaction as the event they come from ([`projection`]). All SQL is in
-//! this room, each statement once, beside the method of [`Store`] that needs it; what PostgreSQL
+//! this module, each statement once, beside the method of [`Store`] that needs it; what PostgreSQL
 //! and SQLite do each in its own way is a [`Backend`]. Every read takes the tenant; a thing of
 //! another tenant does not exist.
 
@@ -81,10 +81,10 @@ pub use rows::*;
 pub use running::{LimitReached, RunLimits, RunPlace, Running};
 pub use tables::{
     ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, Delivery, IdempotentRun, IterationRecord,
-    ListedSession, LookedAt, Observation, RunRecord, SessionRecord, SessionRunRecord, Stretch,
-    ToolCallRecord, ToolStats, UsageStats,
+    ListedSession, Observation, RunRecord, SearchCandidate, SessionRecord, SessionRunRecord,
+    Stretch, ToolCallRecord, ToolStats, UsageStats,
 };
-pub use webhooks::{DeliveryFilter, DeliveryStatus, Tried};
+pub use webhooks::{AttemptOutcome, DeliveryFilter, DeliveryStatus};
 pub use workspaces::{
     FileWriter, FileWrites, KeptContent, KeptFile, KeptPath, ObjectClaim, PathWrite, PathsChanged,
     PathsWritten,
@@ -93,8 +93,8 @@ pub use workspaces::{
 /// The format of definitions and journals that this version writes, and the newest that it reads.
 /// Raised with each change that an earlier version could not read.
 const FORMAT: u32 = 1;
-/// For how long it counts whether the database took a write.
-const WRITE_CHECKED: Duration = Duration::from_millis(250);
+/// How long the result of a write check is reused.
+const WRITE_CHECK_VALID_FOR: Duration = Duration::from_millis(250);
 
 /// What can go wrong with the store.
 #[derive(Debug, thiserror::Error)]
@@ -130,8 +130,8 @@ impl StoreError {
         matches!(self, Self::Unavailable(_) | Self::Conflict(_))
     }
 
-    /// Logs that something failed which is tried again: as a warning, unless the store is away, which is
-    /// logged where runs wait for it.
+    /// Logs a failure that is retried: as a warning, unless the store is unavailable, which is logged
+    /// where runs wait for it.
     pub fn log_retry(&self, what: &str) {
         if self.is_transient() {
             tracing::debug!(error = %self, "{what}");
@@ -141,14 +141,14 @@ impl StoreError {
     }
 }
 
-/// What became of one [`RunWrite`] of a batch.
+/// The outcome of one [`RunWrite`] of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteOutcome {
     /// It is durable (now, or by an earlier try of the same write).
     Committed,
-    /// The run is no longer ours: nothing of it was written.
+    /// This replica no longer owns the run: nothing of it was written.
     Fenced,
-    /// It would end a run otherwise that was asked to cancel: nothing of it was written.
+    /// It would end a run that was asked to cancel, in another way: nothing of it was written.
     Cancelling,
     /// A new run's id, its idempotency key or its session is taken: nothing of it was written.
     /// Which of them is not said; a caller asks [`Store::idempotent_run`] and [`Store::session`].
@@ -211,9 +211,9 @@ impl std::iter::Sum for ConnectionCounts {
 pub struct Store {
     backend: Box<dyn Backend>,
     definitions: Definitions,
-    /// Held by the request for which calls of tools are counted.
+    /// The last counts of tool calls; locked by the request for which they are being counted.
     counting: Mutex<Option<stats::Counted>>,
-    /// When it was last asked whether the database takes writes, and why it did not.
+    /// When the database was last asked whether it takes writes, and the answer.
     write_check: Mutex<Option<(Instant, Result<(), String>)>>,
 }
 
@@ -251,7 +251,7 @@ impl Store {
     /// Brings the schema up to date; runs at every start.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         self.backend.migrate().await?;
-        migrations::ahead(&self.about().await?)
+        migrations::refuse_too_far_ahead(&self.about().await?)
     }
 
     /// Whether the store answers, takes writes and has an up-to-date schema.
@@ -271,14 +271,14 @@ impl Store {
     }
 
     /// Whether the database takes writes and has room for them; asked where commits fail. The database
-    /// is asked for one request at a time, and what it said counts for [`WRITE_CHECKED`].
+    /// is asked for one request at a time, and its answer is reused for [`WRITE_CHECK_VALID_FOR`].
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] where it does not.
     pub async fn check_writable(&self) -> Result<(), StoreError> {
         let mut last = self.write_check.lock().await;
         if let Some((at, outcome)) = &*last
-            && at.elapsed() < WRITE_CHECKED
+            && at.elapsed() < WRITE_CHECK_VALID_FOR
         {
             return outcome.clone().map_err(StoreError::Unavailable);
         }

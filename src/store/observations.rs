@@ -34,7 +34,7 @@ const MAX_WORD: usize = 64;
 /// Bytes of a query that are looked at.
 const MAX_QUERY: usize = 16 * 1024;
 
-/// Words that say nothing about what is looked for.
+/// Words that are too common to search for.
 const STOP_WORDS: [&str; 46] = [
     "an", "and", "are", "as", "at", "be", "but", "by", "can", "do", "for", "from", "has", "have",
     "how", "if", "in", "is", "it", "its", "me", "my", "no", "not", "of", "on", "or", "so", "that",
@@ -52,7 +52,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         return None;
     }
     let (kind, text) = match &event.what {
-        RunEvent::RunStarted { turns, .. } => (INPUT, asked(turns)),
+        RunEvent::RunStarted { turns, .. } => (INPUT, input_text(turns)),
         // An answer without calls is kept once, when it is the run's output.
         RunEvent::ModelResponded(response) if response.message.tool_calls.is_empty() => {
             return None;
@@ -66,7 +66,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
             return None;
         }
         RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
-            (TOOL_CALL, of_call(write, call))
+            (TOOL_CALL, call_text(write, call))
         }
         RunEvent::ToolCallBlocked(call) => {
             (DECISION, format!("{} was refused: {}", call.tool, call.reason))
@@ -124,7 +124,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
 }
 
 /// What the run was asked.
-fn asked(turns: &[Turn]) -> String {
+fn input_text(turns: &[Turn]) -> String {
     match turns.last() {
         Some(Turn::User(text)) => text.clone(),
         _ => String::new(),
@@ -138,7 +138,7 @@ fn output_text(outcome: &Outcome) -> String {
 }
 
 /// A call in short; its arguments are those of its audit record, which has no secrets.
-fn of_call(write: &RunWrite, call: &ToolCallCompleted) -> String {
+fn call_text(write: &RunWrite, call: &ToolCallCompleted) -> String {
     let audited = write.audit.iter().find(|record| record.call_id == call.call_id);
     let arguments = audited.map(|record| without_private(&record.arguments)).unwrap_or_default();
     let outcome = if call.failure.is_some() { "failed" } else { "returned" };
@@ -194,7 +194,7 @@ impl Tag {
         let rest = &rest[PRIVATE.len()..];
         let rest = match tag {
             Self::Closing => rest.trim_start().strip_prefix('>')?,
-            Self::Opening if rest.starts_with(is_of_name) => return None,
+            Self::Opening if rest.starts_with(is_name_char) => return None,
             Self::Opening => match rest.find(['<', '>']) {
                 Some(end) => rest[end..].strip_prefix('>').unwrap_or(&rest[end..]),
                 None => "",
@@ -204,8 +204,8 @@ impl Tag {
     }
 }
 
-/// Whether the name of a tag goes on with it.
-fn is_of_name(c: char) -> bool {
+/// Whether the character can be part of the name of a tag.
+fn is_name_char(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':')
 }
 

@@ -1,5 +1,4 @@
-//! The webhook events of a write: the rows of the outbox beside its
-//! events.
+//! The webhook events of a write: the rows of the outbox beside its events.
 //!
 //! A row is written with its event, by the same statement. It names the event and not its content,
 //! so that what is sent is made of the journal. Nothing here is sent.
@@ -13,8 +12,8 @@ use super::tables::NewDelivery;
 use super::{DeliveryStatus, RunWrite};
 use crate::event::{Event, RunEvent};
 
-/// How long a delivery is tried.
-pub(super) const TRIED_FOR: TimeDelta = TimeDelta::days(1);
+/// How long a delivery is retried.
+pub(super) const RETRY_PERIOD: TimeDelta = TimeDelta::days(1);
 
 impl RunWrite {
     /// Whether it is sent to the receiver of a webhook.
@@ -23,17 +22,17 @@ impl RunWrite {
     }
 }
 
-/// What is sent to the receiver of a run's webhook: how the run goes and what it asks of
-/// people. Of a child run, whose parent's events say how it goes, only the latter.
+/// What is sent to the receiver of a run's webhook: the states of the run and what it asks of
+/// people. For a child run, only the latter: the events of its parent tell its state.
 pub(super) fn deliveries(write: &RunWrite) -> impl Iterator<Item = NewDelivery> {
     let origin = write.origin.as_ref();
     origin.webhook.iter().flat_map(move |url| {
-        let is_told = move |event: &&Event| match &event.what {
+        let is_delivered = move |event: &&Event| match &event.what {
             RunEvent::ApprovalRequested(_) => true,
             what => !origin.is_child && what.type_name().starts_with("run."),
         };
         let tenant = &write.caller.tenant;
-        write.events.iter().filter(is_told).map(move |event| NewDelivery {
+        write.events.iter().filter(is_delivered).map(move |event| NewDelivery {
             run_id: write.run_id,
             seq: event.seq,
             id: delivery_id(event),
@@ -43,14 +42,14 @@ pub(super) fn deliveries(write: &RunWrite) -> impl Iterator<Item = NewDelivery> 
             at: event.at,
             status: DeliveryStatus::Pending,
             due_at: event.at,
-            retry_until: event.at + TRIED_FOR,
+            retry_until: event.at + RETRY_PERIOD,
             attempts: 0,
             tries: 0,
         })
     })
 }
 
-/// Tenant and host: what shares a bound of concurrent deliveries.
+/// The tenant and host of a delivery: those of one lane share a limit of concurrent deliveries.
 fn lane(tenant: &str, url: &str) -> String {
     let url = Url::parse(url).ok();
     let host = url.as_ref().and_then(Url::host_str).unwrap_or_default();

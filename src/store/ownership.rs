@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::audit::note;
+use super::audit::add_act;
 use super::backend::Work;
 use super::conflict::retry_conflicts;
 use super::sql::Query;
@@ -104,7 +104,7 @@ impl Store {
                 reason: reason.map(str::to_owned),
                 details: json!({}),
             };
-            note(&mut *tx, act).await?;
+            add_act(&mut *tx, act).await?;
         }
         let rows = tx.run(cancel(tenant, run, reason)).await?;
         tx.commit().await?;

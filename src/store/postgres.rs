@@ -58,7 +58,7 @@ pub(super) struct Postgres {
     options: PgConnectOptions,
     commits: Connections,
     reads: Connections,
-    /// Lists are asked for there.
+    /// Answers lists, if there is one.
     standby: Option<Standby>,
     control: Connections,
     wakeups: Wakeups,
@@ -108,8 +108,8 @@ impl Postgres {
             options: plain,
             transaction_pooler,
         };
-        let line = store.control.get().await.map_err(|error| store.with_address(error))?;
-        line.settle(Ok(()))?;
+        let connection = store.control.get().await.map_err(|error| store.with_address(error))?;
+        connection.settle(Ok(()))?;
         Ok(store)
     }
 
@@ -124,17 +124,17 @@ impl Postgres {
         StoreError::Unavailable(format!("PostgreSQL at {address}: {why}"))
     }
 
-    /// Runs one statement on the primary, anew where the database gave it up for the sake of others.
+    /// Runs one statement on the primary, and retries it when it conflicts with others.
     async fn run_statement(
         &self,
         work: Work,
         statement: &Rendered,
     ) -> Result<Vec<Row>, StoreError> {
-        let is_kept = work != Work::Lists || self.transaction_pooler;
+        let is_prepared = work != Work::Lists || self.transaction_pooler;
         retry_conflicts(|| async {
-            let mut line = self.connections(work).get().await?;
-            let rows = ask(&mut line, statement, is_kept).await;
-            line.settle(rows)
+            let mut connection = self.connections(work).get().await?;
+            let rows = run_rendered(&mut connection, statement, is_prepared).await;
+            connection.settle(rows)
         })
         .await
     }
@@ -148,22 +148,22 @@ impl Postgres {
     }
 }
 
-/// Runs one statement on a connection, which keeps it and, before long, one plan of it.
+/// Runs one statement on a connection as a prepared statement.
 async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, StoreError> {
-    ask(connection, &query.render(Dialect::Postgres)?, true).await
+    run_rendered(connection, &query.render(Dialect::Postgres)?, true).await
 }
 
-/// Runs one statement. Where it is kept, the connection has before long one plan of it, for any values:
-/// which of two filters of a list is the rare one that does not know, and can take a hundred times as
-/// long. So lists are planned each time.
+/// Runs one statement. A prepared statement stays on the connection, and PostgreSQL soon uses one
+/// generic plan for all its values. Such a plan does not know which of two filters of a list is
+/// selective, and can take a hundred times as long. So lists are not prepared but planned each time.
 ///
-/// What is not kept has no name, and is gone where another connection of a pooler or another statement
-/// comes in between: also that by which sqlx asks for a column's type which it does not know, as of
-/// `tsvector`.
-async fn ask(
+/// A statement that is not prepared has no name, and is lost when a pooler changes the connection or
+/// another statement is sent before it runs. sqlx sends one to ask for the type of a column that it
+/// does not know, such as `tsvector`.
+async fn run_rendered(
     connection: &mut PgConnection,
     statement: &Rendered,
-    is_kept: bool,
+    is_prepared: bool,
 ) -> Result<Vec<Row>, StoreError> {
     let mut arguments = PgArguments::default();
     for value in &statement.values {
@@ -182,7 +182,7 @@ async fn ask(
         .map_err(sqlx::Error::Encode)?;
     }
     let text = AssertSqlSafe(statement.text.clone());
-    let query = sqlx::query_with(text, arguments).persistent(is_kept);
+    let query = sqlx::query_with(text, arguments).persistent(is_prepared);
     within(async {
         let rows = query.fetch_all(connection).await?;
         Ok(rows.into_iter().map(Row::Postgres).collect())
@@ -211,9 +211,9 @@ impl Backend for Postgres {
     }
 
     async fn about(&self) -> Result<DatabaseInfo, StoreError> {
-        let mut line = self.control.get().await?;
-        let about = within(about(&mut line)).await;
-        line.settle(about)
+        let mut connection = self.control.get().await?;
+        let about = within(about(&mut connection)).await;
+        connection.settle(about)
     }
 
     fn connection_counts(&self) -> ConnectionCounts {
@@ -251,15 +251,15 @@ impl Backend for Postgres {
 
     async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError> {
         let hold = hold(work).await;
-        let mut line = self.connections(work).get().await?;
-        run(&mut line, Query::new("BEGIN")).await?;
-        Ok(Box::new(OpenTransaction { line, _hold: hold }))
+        let mut connection = self.connections(work).get().await?;
+        run(&mut connection, Query::new("BEGIN")).await?;
+        Ok(Box::new(OpenTransaction { connection, _hold: hold }))
     }
 
     async fn commit(&self, batch: Batch) -> Result<Passed, StoreError> {
-        let mut line = self.commits.get().await?;
-        let written = within(commit::write_at_once(&mut line, &batch)).await;
-        if let Some(passed) = line.settle(written)? {
+        let mut connection = self.commits.get().await?;
+        let written = within(commit::write_at_once(&mut connection, &batch)).await;
+        if let Some(passed) = connection.settle(written)? {
             return Ok(passed);
         }
         let mut tx = self.begin(Work::Commit).await?;
@@ -319,14 +319,14 @@ async fn about(connection: &mut PgConnection) -> Result<DatabaseInfo, StoreError
 
 /// A transaction; its connection is closed unless it is committed.
 struct OpenTransaction<'c> {
-    line: PooledConnection<'c>,
+    connection: PooledConnection<'c>,
     _hold: Hold,
 }
 
 #[async_trait]
 impl Transaction for OpenTransaction<'_> {
     async fn run(&mut self, query: Query) -> Result<Vec<Row>, StoreError> {
-        run(&mut self.line, query).await
+        run(&mut self.connection, query).await
     }
 
     async fn lock_tenant(&mut self, tenant: &str, patience: Duration) -> Result<bool, StoreError> {
@@ -337,11 +337,11 @@ impl Transaction for OpenTransaction<'_> {
     }
 
     async fn write(&mut self, batch: Batch) -> Result<Passed, StoreError> {
-        within(commit::write(&mut self.line, &batch)).await
+        within(commit::write(&mut self.connection, &batch)).await
     }
 
     async fn commit(mut self: Box<Self>) -> Result<(), StoreError> {
-        let committed = run(&mut self.line, Query::new("COMMIT")).await;
-        self.line.settle(committed.map(|_| ()))
+        let committed = run(&mut self.connection, Query::new("COMMIT")).await;
+        self.connection.settle(committed.map(|_| ()))
     }
 }

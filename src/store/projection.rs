@@ -1,4 +1,4 @@
-//! From what runs write to the rows that change: pure, the same for both databases.
+//! Turns the writes of runs into the rows that change: pure, the same for both databases.
 //!
 //! Events become journal rows as they are; beside them stand the rows that are listed, filtered and
 //! counted. Payloads are not copied: a tool call's row holds the numbers of the events that have
@@ -24,7 +24,7 @@ use self::run::run_change;
 use super::observations::observation;
 use super::outbox::deliveries;
 use super::tables::{
-    ApprovalRequest, AuditRow, IterationRecord, JournalRow, NewDelivery, Observation, OfRun,
+    ApprovalRequest, AuditRow, AuditedRun, IterationRecord, JournalRow, NewDelivery, Observation,
     UsageSum,
 };
 use super::{ApprovalStatus, RunWrite, StoreError};
@@ -74,28 +74,28 @@ pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
             }
             calls.apply(event);
         }
-        changes.usage.extend(taken(write));
+        changes.usage.extend(usage_sums(write));
         changes.audit.extend(write.audit.iter().map(|record| {
             let Caller { tenant, subject, .. } = write.caller.as_ref();
-            let of_run = OfRun {
+            let audited_run = AuditedRun {
                 agent: Some(write.origin.agent.clone()),
                 session_id: write.origin.session_id.clone(),
                 definition_hash: Some(write.origin.definition_hash.clone()),
             };
-            AuditRow::of_call(tenant, subject, write.run_id, of_run, record)
+            AuditRow::of_call(tenant, subject, write.run_id, audited_run, record)
         }));
         changes
             .observations
             .extend(write.events.iter().filter_map(|event| observation(write, event)));
         changes.deliveries.extend(deliveries(write));
-        wait(write, &mut changes);
+        add_approvals(write, &mut changes);
     }
     Ok(changes)
 }
 
-/// What a write asks for. A run that completes has nothing left to wait for; any other end makes
-/// void what is open.
-fn wait(write: &RunWrite, changes: &mut Changes) {
+/// Adds the approvals that a write requests. A run that completes waits for nothing; any other end
+/// voids what is open.
+fn add_approvals(write: &RunWrite, changes: &mut Changes) {
     let ending = write.events.last().and_then(|event| event.what.ending());
     let status = if ending.is_some() { ApprovalStatus::Void } else { ApprovalStatus::Pending };
     for event in &write.events {
@@ -145,7 +145,7 @@ fn iteration(event: &Event, response: &ModelResponded) -> IterationRecord {
 }
 
 /// What models took in a write. A run counts for a model with the first response.
-fn taken(write: &RunWrite) -> impl Iterator<Item = (Uuid, UsageSum)> {
+fn usage_sums(write: &RunWrite) -> impl Iterator<Item = (Uuid, UsageSum)> {
     let mut models = BTreeMap::<String, (u32, Usage)>::new();
     for event in &write.events {
         if let Some((model, usage)) = event.what.took() {

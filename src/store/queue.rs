@@ -15,9 +15,9 @@ use super::tables::{Record, ids};
 use super::{ClaimedRun, FORMAT, Running, Store, StoreError};
 use crate::clock;
 
-/// Tenants that are looked at at once.
+/// Tenants that one statement looks for.
 const MAX_TENANTS: u32 = 64;
-/// How often one claim looks for tenants of whose runs one may be taken.
+/// How often one claim looks for tenants with runs that may be taken.
 const MAX_LOOKS: u32 = 4;
 /// How long a claim waits for places of a tenant that are being taken.
 const MAX_WAIT: Duration = Duration::from_millis(250);
@@ -25,20 +25,20 @@ const MAX_WAIT: Duration = Duration::from_millis(250);
 /// Who takes runs from the queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'c> {
-    /// Their owner then.
+    /// The replica that owns them from then on.
     pub owner: &'c str,
-    /// Runs that it leaves to others.
-    pub leaves: &'c [Uuid],
+    /// Runs that it does not take.
+    pub excluded: &'c [Uuid],
 }
 
 impl<'c> From<&'c str> for Claimant<'c> {
     fn from(owner: &'c str) -> Self {
-        Self { owner, leaves: &[] }
+        Self { owner, excluded: &[] }
     }
 }
 
 /// Runs that wait for a replica and for nothing else, as their index has it.
-macro_rules! in_line {
+macro_rules! waits_for_replica {
     ($table:literal) => {
         concat!(
             $table,
@@ -54,14 +54,14 @@ macro_rules! in_line {
 }
 
 /// Runs that wait for their session, as their index has it.
-macro_rules! waits {
+macro_rules! waits_for_session {
     ($table:literal) => {
         concat!($table, "status = 'queued' AND ", $table, "session_place <> 'holds'")
     };
 }
 
-/// What a claim gives of a run.
-macro_rules! claimed {
+/// The columns of a claimed run.
+macro_rules! returning_claimed {
     () => {
         " RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
     };
@@ -72,9 +72,9 @@ impl Store {
     pub async fn queued(&self) -> Result<u64, StoreError> {
         let count = Query::new(concat!(
             "SELECT (SELECT count(*) FROM runs WHERE ",
-            in_line!(""),
+            waits_for_replica!(""),
             ") + (SELECT count(*) FROM runs WHERE ",
-            waits!(""),
+            waits_for_session!(""),
             ") + (SELECT count(*) FROM runs WHERE status = 'queued' AND delayed) AS queued"
         ));
         let rows = self.backend.read(Work::Control, count).await?;
@@ -85,9 +85,9 @@ impl Store {
     pub async fn oldest_queued(&self) -> Result<Option<DateTime<Utc>>, StoreError> {
         let oldest = Query::new(concat!(
             "SELECT (SELECT min(available_at) FROM runs WHERE ",
-            in_line!(""),
+            waits_for_replica!(""),
             ") AS in_line, (SELECT min(available_at) FROM runs WHERE ",
-            waits!(""),
+            waits_for_session!(""),
             ") AS waiting"
         ));
         let rows = self.backend.read(Work::Control, oldest).await?;
@@ -97,17 +97,17 @@ impl Store {
     }
 
     /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits
-    /// for its session is taken when no run holds that and no other run waits before it; it holds
-    /// it then. One whose row cannot be read is taken and left out.
+    /// for its session is taken when no run holds the session and no other run waits before it; then it
+    /// holds the session. A run whose row cannot be read is taken and left out of the result.
     ///
     /// Tenants take turns, beginning with the one behind `last_served`, so that none waits for
     /// all the runs of another; the runs of one tenant are taken by priority, and
     /// then in the order of their acceptance, or of the time before which they may not begin.
     /// A session has its own order, without priorities.
-    /// Those for which the limits leave no room, by what is `running`, are passed by.
+    /// Runs for which the limits leave no room, given what is `running`, are skipped.
     ///
-    /// Afterwards `last_served` is the tenant behind whom the next claim begins. Of many tenants of
-    /// whom nothing could be taken, a claim passes some, and the next one the others.
+    /// Afterwards `last_served` is the tenant after which the next claim begins. If there are many tenants
+    /// whose runs cannot be taken, a claim skips some of them, and the next claim the others.
     ///
     /// # Errors
     /// [`StoreError`] where nothing was taken.
@@ -121,11 +121,11 @@ impl Store {
         let claimant = claimant.into();
         let mut first: Option<String> = None;
         for _ in 0..MAX_LOOKS {
-            let mut tenants = self.tenants_in_line(last_served).await?;
-            let mut are_all = tenants.len() < MAX_TENANTS as usize;
+            let mut tenants = self.queued_tenants(last_served).await?;
+            let mut is_complete = tenants.len() < MAX_TENANTS as usize;
             if let Some(again) = tenants.iter().position(|it| first.as_ref() == Some(it)) {
                 tenants.truncate(again); // from there on they were looked at
-                are_all = true;
+                is_complete = true;
             }
             first = first.or_else(|| tenants.first().cloned());
             let last = tenants.last().cloned();
@@ -138,7 +138,7 @@ impl Store {
             if let Some(last) = last {
                 *last_served = last;
             }
-            if are_all {
+            if is_complete {
                 break;
             }
         }
@@ -244,7 +244,7 @@ impl Store {
     }
 
     /// Tenants with queued runs, in the order of their turns: some of them where there are many.
-    async fn tenants_in_line(&self, last_served: &str) -> Result<Vec<String>, StoreError> {
+    async fn queued_tenants(&self, last_served: &str) -> Result<Vec<String>, StoreError> {
         let mut first = self.tenants_from("").await?;
         let mut turns = if first.len() == MAX_TENANTS as usize {
             self.tenants_from(last_served).await?
@@ -262,14 +262,14 @@ impl Store {
     async fn tenants_from(&self, tenant: &str) -> Result<Vec<String>, StoreError> {
         let tenants = Query::new(concat!(
             "WITH RECURSIVE in_line (tenant) AS (SELECT min(tenant) FROM runs WHERE tenant > :tenant AND ",
-            in_line!(""),
+            waits_for_replica!(""),
             " UNION ALL SELECT (SELECT min(r.tenant) FROM runs r WHERE r.tenant > l.tenant AND ",
-            in_line!("r."),
+            waits_for_replica!("r."),
             ") FROM in_line l WHERE l.tenant IS NOT NULL), \
              waiting (tenant) AS (SELECT min(tenant) FROM runs WHERE tenant > :tenant AND ",
-            waits!(""),
+            waits_for_session!(""),
             " UNION ALL SELECT (SELECT min(r.tenant) FROM runs r WHERE r.tenant > w.tenant AND ",
-            waits!("r."),
+            waits_for_session!("r."),
             ") FROM waiting w WHERE w.tenant IS NOT NULL) \
              SELECT tenant FROM (SELECT * FROM (SELECT tenant FROM in_line LIMIT :most) AS a \
              UNION SELECT * FROM (SELECT tenant FROM waiting LIMIT :most) AS b) AS both_lines \
@@ -280,7 +280,7 @@ impl Store {
         rows.iter().map(|row| row.read("tenant")).collect()
     }
 
-    /// Puts up to `limit` queued runs into the line whose time has come.
+    /// Makes up to `limit` delayed runs claimable whose time has come.
     pub async fn end_delays(&self, limit: u32) -> Result<(), StoreError> {
         let first = Query::new(
             "SELECT min(available_at) AS at FROM runs WHERE status = 'queued' AND delayed",
@@ -289,7 +289,7 @@ impl Store {
         let Some(row) = rows.first() else { return Ok(()) };
         let first: Option<DateTime<Utc>> = row.read("at")?;
         if first.is_none_or(|first| first > clock::now()) {
-            return Ok(()); // and nothing is written
+            return Ok(()); // without a write transaction
         }
         // By the clock of the database; read once, so that it bounds what is looked at.
         let due = Query::new(
@@ -307,26 +307,26 @@ impl Store {
         claimant: impl Into<Claimant<'c>>,
         limit: u32,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
-        let Claimant { owner, leaves } = claimant.into();
-        let others = if leaves.is_empty() { "" } else { " AND NOT (id IN :leaves)" };
+        let Claimant { owner, excluded } = claimant.into();
+        let not_excluded = if excluded.is_empty() { "" } else { " AND NOT (id IN :excluded)" };
         let due = format!(
             "FROM runs WHERE status = 'queued' AND started_at IS NOT NULL \
-             AND available_at <= {{now}} AND format <= :format{others} \
+             AND available_at <= {{now}} AND format <= :format{not_excluded} \
              ORDER BY available_at, id LIMIT :limit"
         );
         let bound = |query: Query| {
             let query = query.bind("format", FORMAT);
-            if leaves.is_empty() { query } else { query.bind("leaves", leaves) }
+            if excluded.is_empty() { query } else { query.bind("excluded", excluded) }
         };
         let any = bound(Query::new(format!("SELECT 1 {due}")).bind("limit", 1_u32));
         if self.backend.read(Work::Control, any).await?.is_empty() {
-            return Ok(Vec::new()); // and nothing is written
+            return Ok(Vec::new()); // without a write transaction
         }
         let claim = Query::new(format!(
             "WITH next AS MATERIALIZED (SELECT id AS next_id {due}{{skip_locked}}) \
              UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
              available_at = NULL FROM next WHERE id = next_id{}",
-            claimed!(),
+            returning_claimed!(),
         ));
         self.claimed(bound(claim.bind("owner", owner).bind("limit", limit))).await
     }
@@ -355,7 +355,7 @@ impl Store {
         self.claim_this(owner, run, "").await
     }
 
-    /// The same, if it needs no place to go on: it was begun before, or is in that of another run.
+    /// The same, if it needs no place to continue: it was begun before, or shares its parent's place.
     pub async fn claim_placed_run(
         &self,
         owner: &str,
@@ -376,7 +376,7 @@ impl Store {
              available_at = NULL WHERE id = :run AND status = 'queued' AND available_at <= {now} \
              AND format <= :format",
         );
-        let claim = claim.push(condition).push(claimed!());
+        let claim = claim.push(condition).push(returning_claimed!());
         let claim = claim.bind("owner", owner).bind("run", run).bind("format", FORMAT);
         let rows = self.backend.write(Work::Control, claim).await?;
         rows.first().map(Record::read).transpose()
@@ -393,7 +393,7 @@ impl Store {
             "SELECT 1 FROM runs WHERE status = 'queued' AND cancel_requested_at IS NOT NULL LIMIT 1",
         );
         if self.backend.read(Work::Control, any).await?.is_empty() {
-            return Ok(Vec::new()); // and nothing is written
+            return Ok(Vec::new()); // without a write transaction
         }
         let claim = Query::new(concat!(
             "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
@@ -401,7 +401,7 @@ impl Store {
              AND cancel_requested_at IS NOT NULL AND format <= :format \
              ORDER BY cancel_requested_at \
              LIMIT :limit{skip_locked})",
-            claimed!(),
+            returning_claimed!(),
         ));
         let claim = claim.bind("owner", owner).bind("limit", limit);
         self.claimed(claim.bind("format", FORMAT)).await
@@ -413,41 +413,41 @@ impl Store {
     }
 }
 
-/// Takes up to `limit` queued runs of one tenant, and none of these keys.
+/// Takes up to `limit` queued runs of one tenant, except runs of these keys.
 fn claim_of(claimant: Claimant<'_>, tenant: &str, limit: u32, full_keys: &[String]) -> Query {
-    let Claimant { owner, leaves } = claimant;
-    // Constants where they are not needed, so that the plan is that of the usual claim.
-    let (of_others, of_others_too) = match full_keys {
+    let Claimant { owner, excluded } = claimant;
+    // Left out where they are not needed, so that the plan is that of the usual claim.
+    let (no_full_key, no_full_key_of_w) = match full_keys {
         [] => ("", ""),
         _ => (" AND NOT (subject IN :full_keys)", " AND NOT (w.subject IN :full_keys)"),
     };
-    let (others, others_too) = match leaves {
+    let (not_excluded, not_excluded_of_w) = match excluded {
         [] => ("", ""),
-        _ => (" AND NOT (id IN :leaves)", " AND NOT (w.id IN :leaves)"),
+        _ => (" AND NOT (id IN :excluded)", " AND NOT (w.id IN :excluded)"),
     };
-    // First in each line for a session: those whose turn it is if no run holds it.
+    // The first of the runs that wait for each session: its turn comes if no run holds the session.
     // Materialised, so that the limits hold.
     let claim = format!(
         concat!(
             "WITH RECURSIVE heads (id) AS (SELECT * FROM (SELECT id FROM runs WHERE tenant = :tenant AND ",
-            waits!(""),
+            waits_for_session!(""),
             " ORDER BY session_id, session_place, available_at, id LIMIT 1) AS first \
          UNION ALL SELECT (SELECT r.id FROM runs r WHERE r.tenant = :tenant AND ",
-            waits!("r."),
+            waits_for_session!("r."),
             " AND r.session_id > h.session_id \
          ORDER BY r.session_id, r.session_place, r.available_at, r.id LIMIT 1) \
          FROM heads JOIN runs h ON h.id = heads.id), \
          turned AS MATERIALIZED (SELECT id, priority, available_at FROM runs w \
          WHERE id IN (SELECT id FROM heads) AND ",
-            waits!("w."),
+            waits_for_session!("w."),
             " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
          AND r.session_id = w.session_id AND r.session_place = 'holds' \
          AND r.finished_at IS NULL) AND w.available_at <= {{now}} \
-         AND w.format <= :format{of_others_too}{others_too} \
+         AND w.format <= :format{no_full_key_of_w}{not_excluded_of_w} \
          ORDER BY w.priority DESC, w.available_at, w.id LIMIT :limit{{skip_locked}}), \
          due AS MATERIALIZED (SELECT id, priority, available_at FROM runs WHERE ",
-            in_line!(""),
-            " AND tenant = :tenant AND available_at <= {{now}} AND format <= :format{of_others}{others} \
+            waits_for_replica!(""),
+            " AND tenant = :tenant AND available_at <= {{now}} AND format <= :format{no_full_key}{not_excluded} \
          ORDER BY priority DESC, available_at, id LIMIT :limit{{skip_locked}}), \
          next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned \
          UNION ALL SELECT * FROM due) AS both_lines ORDER BY priority DESC, available_at, id LIMIT :limit) \
@@ -459,16 +459,16 @@ fn claim_of(claimant: Claimant<'_>, tenant: &str, limit: u32, full_keys: &[Strin
          WHERE r.tenant = runs.tenant AND r.session_id = runs.session_id \
          AND r.session_turn IS NOT NULL) ELSE session_turn END \
          FROM next WHERE id = next_id",
-            claimed!(),
+            returning_claimed!(),
         ),
-        of_others = of_others,
-        of_others_too = of_others_too,
-        others = others,
-        others_too = others_too
+        no_full_key = no_full_key,
+        no_full_key_of_w = no_full_key_of_w,
+        not_excluded = not_excluded,
+        not_excluded_of_w = not_excluded_of_w
     );
     let claim = Query::new(claim);
     let claim = if full_keys.is_empty() { claim } else { claim.bind("full_keys", full_keys) };
-    let claim = if leaves.is_empty() { claim } else { claim.bind("leaves", leaves) };
+    let claim = if excluded.is_empty() { claim } else { claim.bind("excluded", excluded) };
     let claim = claim.bind("owner", owner).bind("tenant", tenant).bind("limit", limit);
     claim.bind("format", FORMAT)
 }

@@ -1,10 +1,12 @@
 //! Which replicas are alive, and taking over the runs of those that are not.
 //!
 //! A replica's row has its last heartbeat and its lease. A replica that judges others first checks by
-//! the same clock that its own heartbeat is in time, so that a clock jump or a suspended machine
-//! costs no other replica its lease; and it must have seen a row unchanged for two thirds of its lease before
-//! it trusts the clock: a heartbeat that fails once comes within half of it. A takeover locks first and requeues second, in two statements of one transaction, so
-//! that it waits for what the owner of its runs is committing.
+//! the same clock that its own heartbeat is in time. So a clock jump or a suspended machine costs no
+//! other replica its lease. It must also have seen a row unchanged for two thirds of the row's lease
+//! before it trusts the clock: a heartbeat that fails once comes within half of the lease.
+//!
+//! A takeover locks first and requeues second, in two statements of one transaction, so that it waits
+//! for what the owner of its runs is committing.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -42,27 +44,27 @@ pub struct Swept {
 /// What one replica has seen of the heartbeats of the others.
 #[derive(Debug, Default)]
 pub struct Watch {
-    seen: HashMap<String, Seen>,
-    looked: Option<Instant>,
+    seen: HashMap<String, LastHeartbeat>,
+    last_look: Option<Instant>,
 }
 
 /// The last heartbeat of a replica, and since when it is the last.
 #[derive(Debug)]
-struct Seen {
+struct LastHeartbeat {
     heartbeat_at: DateTime<Utc>,
     since: Instant,
 }
 
 /// A row of a replica that is not declared dead.
 #[derive(Debug)]
-struct Beat {
+struct ReplicaRow {
     id: String,
     heartbeat_at: DateTime<Utc>,
     lease: Duration,
     is_in_time: bool,
 }
 
-impl Beat {
+impl ReplicaRow {
     fn read(row: &Row) -> Result<Self, StoreError> {
         Ok(Self {
             id: row.read("id")?,
@@ -74,9 +76,9 @@ impl Beat {
 }
 
 impl Watch {
-    /// Adds a look; the replicas whose lease has run out.
-    fn look(&mut self, own: &str, beats: Vec<Beat>, at: Instant) -> Vec<String> {
-        let pause = self.looked.replace(at).map(|looked| at.saturating_duration_since(looked));
+    /// Adds what the store has now, and returns the replicas whose lease has run out.
+    fn look(&mut self, own: &str, beats: Vec<ReplicaRow>, at: Instant) -> Vec<String> {
+        let pause = self.last_look.replace(at).map(|last| at.saturating_duration_since(last));
         if !beats.iter().any(|beat| beat.id == own && beat.is_in_time) {
             self.seen.clear();
             return Vec::new();
@@ -95,7 +97,7 @@ impl Watch {
             if !beat.is_in_time && known.is_some() && at.saturating_duration_since(since) >= long {
                 silent.push(beat.id.clone());
             }
-            self.seen.insert(beat.id, Seen { heartbeat_at: beat.heartbeat_at, since });
+            self.seen.insert(beat.id, LastHeartbeat { heartbeat_at: beat.heartbeat_at, since });
         }
         silent
     }
@@ -160,7 +162,7 @@ impl Store {
             .push(IN_TIME)
             .push(" AS is_in_time FROM replicas WHERE NOT dead");
         let rows = self.backend.read(Work::Control, look.bind("microsecond", MICROSECOND)).await?;
-        let beats = rows.iter().map(Beat::read).collect::<Result<Vec<_>, _>>()?;
+        let beats = rows.iter().map(ReplicaRow::read).collect::<Result<Vec<_>, _>>()?;
         let Some(living) = self.backend.only_replicas() else {
             return Ok(watch.look(own, beats, Instant::now()));
         };
@@ -171,9 +173,9 @@ impl Store {
         Ok(silent)
     }
 
-    /// Declares these replicas dead, unless they have sent a heartbeat in the meantime, puts the runs of dead ones
-    /// back into the queue and counts a crash of each. Asks children to cancel whose parent has
-    /// ended without them. Settles what ended runs left reserved.
+    /// Declares these replicas dead, unless they have sent a heartbeat in the meantime. Puts the runs of
+    /// dead replicas back into the queue, and counts a crash of each. Asks children to cancel whose parent
+    /// has ended without them. Settles what ended runs left reserved.
     pub async fn sweep(&self, silent: &[String]) -> Result<Swept, StoreError> {
         let replicas = self.declare_dead(silent).await?;
         let mut swept = Swept { replicas, ..Swept::default() };
@@ -184,8 +186,8 @@ impl Store {
             }
             swept.requeued.extend(requeued);
         }
-        self.cancel_strays().await?;
-        self.settle_rest().await?;
+        self.cancel_orphaned_children().await?;
+        self.settle_leftover_holds().await?;
         if !swept.requeued.is_empty() {
             self.backend.hint(Wakeup::Queue).await;
         }
@@ -245,7 +247,7 @@ impl Store {
     }
 
     /// Asks children to cancel whose parent has ended without them.
-    async fn cancel_strays(&self) -> Result<(), StoreError> {
+    async fn cancel_orphaned_children(&self) -> Result<(), StoreError> {
         let strays = Query::new(
             "SELECT child.tenant, child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
              AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
@@ -281,7 +283,7 @@ mod tests {
         /// `ahead`.
         fn look(&mut self, at: u64, beats: [i64; 2], ahead: i64) -> Vec<String> {
             let now = i64::try_from(at).unwrap() + ahead;
-            let beat = |(id, heard): (&str, i64)| Beat {
+            let beat = |(id, heard): (&str, i64)| ReplicaRow {
                 id: id.to_owned(),
                 heartbeat_at: DateTime::from_timestamp(1_000_000 + heard, 0).unwrap(),
                 lease: LEASE,

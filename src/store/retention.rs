@@ -1,5 +1,5 @@
 //! Deleting what was kept for long enough: ended runs with everything that belongs to them, then
-//! definitions that no run refers to. Files of the runs go along ([`GoesAlong`]). The audit log stays
+//! definitions that no run refers to. Files of the runs are removed with them ([`MoveToTrash`]). The audit log stays
 //! ([`super::audit`]), and so do the sums of what models took.
 //!
 //! Longer than that are kept a run whose idempotency key a client may still repeat, one whose webhooks
@@ -10,21 +10,21 @@
 //! deleted there is what is still going on, parked or needed: little, unless most runs have idempotency
 //! keys and are to be kept for less than those.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::audit::{by_service, note};
+use super::audit::{act_of_service, add_act};
 use super::backend::{Transaction, Work};
-use super::definitions::SPARED;
+use super::definitions::KEPT_AFTER_USE;
 use super::sql::Query;
 use super::tables::ids;
 use super::usage::keep_usage;
 use super::workspaces::delete_beneath;
-use super::{DeletedRun, GoesAlong, IDEMPOTENCY_KEYS_KEPT, LeftFiles, Store, StoreError};
+use super::{DeletedRun, IDEMPOTENCY_KEYS_KEPT, MoveToTrash, RemovedFiles, Store, StoreError};
 use crate::event::AuditAction;
 
 /// All tenants that have runs, by one look-up each; the last row is NULL.
@@ -87,10 +87,16 @@ impl Store {
         &self,
         before: DateTime<Utc>,
         limit: u32,
-        goes_along: GoesAlong<'_>,
+        move_to_trash: MoveToTrash<'_>,
     ) -> Result<u64, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        // Rows that another replica deletes at the moment are left to it.
+        // One replica at a time: who deletes the last runs of a session takes its files along.
+        let turn = tx.run(Query::new("SELECT {try_retention} AS is_mine")).await?;
+        if !turn.first().map_or(Ok(false), |row| row.read("is_mine"))? {
+            tx.commit().await?;
+            return Ok(0);
+        }
+        // Rows that are locked, as by the deletion of a session, are left.
         let ended = Query::new(TENANTS)
             .push(
                 "SELECT r.id FROM runs r WHERE r.tenant IN (SELECT tenant FROM tenants) \
@@ -105,9 +111,9 @@ impl Store {
             by_tenant.entry(run.tenant.clone()).or_default().push(run);
         }
         for (tenant, runs) in by_tenant {
-            let workspaces = leave_files(&mut *tx, goes_along(&runs).await).await?;
+            let workspaces = delete_kept_files(&mut *tx, move_to_trash(&runs).await).await?;
             let details = json!({"runs": runs.len(), "workspaces": workspaces, "before": before});
-            note(&mut *tx, by_service(tenant, AuditAction::RunsDeleted, details)).await?;
+            add_act(&mut *tx, act_of_service(tenant, AuditAction::RunsDeleted, details)).await?;
         }
         tx.commit().await?;
         if ended.len() < limit as usize {
@@ -116,7 +122,7 @@ impl Store {
                  (SELECT definition_hash FROM runs WHERE tenant IN (SELECT tenant FROM tenants) \
                  AND created_at < :before)",
             );
-            let unused = unused.bind("before", before).bind("unused", before - SPARED);
+            let unused = unused.bind("before", before).bind("unused", before - KEPT_AFTER_USE);
             self.backend.write(Work::Data, unused).await?;
         }
         Ok(ended.len() as u64)
@@ -131,7 +137,7 @@ pub(super) async fn delete_runs(
     if runs.is_empty() {
         return Ok(Vec::new());
     }
-    let deleted = what_goes(tx, runs).await?;
+    let deleted = runs_to_delete(tx, runs).await?;
     tx.run(keep_usage(runs)).await?;
     for (table, run) in TABLES {
         let delete = Query::new(format!("DELETE FROM {table} WHERE {run} IN :runs"));
@@ -141,9 +147,9 @@ pub(super) async fn delete_runs(
 }
 
 /// Deletes what is kept of the files that runs leave; how many directories those are.
-pub(super) async fn leave_files(
+pub(super) async fn delete_kept_files(
     tx: &mut dyn Transaction,
-    LeftFiles { directories, kept }: LeftFiles,
+    RemovedFiles { directories, kept }: RemovedFiles,
 ) -> Result<usize, StoreError> {
     for (tenant, directory) in &kept {
         delete_beneath(tx, tenant, directory).await?;
@@ -151,30 +157,44 @@ pub(super) async fn leave_files(
     Ok(directories.max(kept.len()))
 }
 
-async fn what_goes(tx: &mut dyn Transaction, runs: &[Uuid]) -> Result<Vec<DeletedRun>, StoreError> {
-    let definitions = Query::new(
-        "SELECT hash, body FROM definitions WHERE hash IN \
-         (SELECT definition_hash FROM runs WHERE id IN :runs)",
+async fn runs_to_delete(
+    tx: &mut dyn Transaction,
+    runs: &[Uuid],
+) -> Result<Vec<DeletedRun>, StoreError> {
+    let those =
+        Query::new("SELECT id, tenant, session_id, definition_hash FROM runs WHERE id IN :runs");
+    let those = tx.run(those.bind("runs", runs)).await?;
+    let staying = Query::new(
+        "SELECT DISTINCT o.tenant, o.session_id, o.definition_hash FROM \
+         (SELECT DISTINCT tenant, session_id FROM runs WHERE id IN :runs AND session_id IS NOT NULL) s \
+         JOIN runs o ON o.tenant = s.tenant AND o.session_id = s.session_id \
+         WHERE NOT (o.id IN :runs)",
     );
+    let staying = tx.run(staying.bind("runs", runs)).await?;
+    let hashes = those.iter().chain(&staying).map(|row| row.read::<String>("definition_hash"));
+    let hashes: Vec<String> = hashes.collect::<Result<BTreeSet<_>, _>>()?.into_iter().collect();
+    let definitions = Query::new("SELECT hash, body FROM definitions WHERE hash IN :hashes");
     let mut bodies = BTreeMap::<String, Arc<str>>::new();
-    for row in tx.run(definitions.bind("runs", runs)).await? {
+    for row in tx.run(definitions.bind("hashes", &*hashes)).await? {
         let body: String = row.read("body")?;
         bodies.insert(row.read("hash")?, body.into());
     }
-    let those = Query::new(
-        "SELECT r.id, r.tenant, r.session_id, r.definition_hash, r.session_id IS NOT NULL \
-         AND NOT EXISTS (SELECT 1 FROM runs o WHERE o.tenant = r.tenant \
-         AND o.session_id = r.session_id AND NOT (o.id IN :runs)) AS ends_session \
-         FROM runs r WHERE r.id IN :runs",
-    );
-    let rows = tx.run(those.bind("runs", runs)).await?;
-    let deleted = rows.iter().map(|row| {
+    let mut in_use = BTreeMap::<(String, String), Vec<Arc<str>>>::new();
+    for row in &staying {
+        let session = (row.read("tenant")?, row.read("session_id")?);
+        let body = bodies.get(&row.read::<String>("definition_hash")?).cloned();
+        in_use.entry(session).or_default().extend(body);
+    }
+    let deleted = those.iter().map(|row| {
         let hash: String = row.read("definition_hash")?;
+        let (tenant, session_id): (String, Option<String>) =
+            (row.read("tenant")?, row.read("session_id")?);
+        let session = session_id.clone().map(|session| (tenant.clone(), session));
         Ok(DeletedRun {
             id: row.read("id")?,
-            tenant: row.read("tenant")?,
-            session_id: row.read("session_id")?,
-            ends_session: row.read("ends_session")?,
+            tenant,
+            session_id,
+            staying: session.and_then(|session| in_use.get(&session).cloned()).unwrap_or_default(),
             definition: bodies.get(&hash).cloned(),
         })
     });

@@ -103,8 +103,8 @@ pub struct DeletedRun {
     pub id: Uuid,
     pub tenant: String,
     pub session_id: Option<String>,
-    /// Whether no run of its session is left.
-    pub ends_session: bool,
+    /// The definitions of the runs of its session that stay, as JSON.
+    pub staying: Vec<Arc<str>>,
     /// The definition that it kept, as JSON; `None` if there was none.
     pub definition: Option<Arc<str>>,
 }
@@ -112,12 +112,13 @@ pub struct DeletedRun {
 /// For how long a repeated idempotency key finds its run.
 pub const IDEMPOTENCY_KEYS_KEPT: Duration = Duration::from_hours(24);
 
-/// What goes with runs, in the transaction that deletes them and before it is committed.
-pub type GoesAlong<'f> = &'f (dyn Fn(&[DeletedRun]) -> BoxFuture<'static, LeftFiles> + Sync);
+/// Moves the files of deleted runs to the trash, in the transaction that deletes the runs and before
+/// it is committed.
+pub type MoveToTrash<'f> = &'f (dyn Fn(&[DeletedRun]) -> BoxFuture<'static, RemovedFiles> + Sync);
 
 /// The files that deleted runs leave.
 #[derive(Debug, Default)]
-pub struct LeftFiles {
+pub struct RemovedFiles {
     /// How many directories leave their places.
     pub directories: usize,
     /// Tenants and directories whose files are kept elsewhere.

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::backend::Work;
-use super::journal::{IS_OURS, JournalIndex, Piece, missing};
+use super::journal::{IS_OF_TENANT, JournalIndex, Piece, missing};
 use super::projection::{attach_payloads, events_of};
 use super::sql::Query;
 use super::tables::Record;
@@ -15,9 +15,9 @@ use super::{
 };
 
 /// Runs that one statement asks about.
-const ASKED_AT_ONCE: usize = 1000;
+const RUNS_PER_STATEMENT: usize = 1000;
 
-/// Bytes of a tool call beside its arguments and its result, about.
+/// Bytes of a tool call without its arguments and its result, approximately.
 const ROW: u64 = 1024;
 
 impl Store {
@@ -93,7 +93,7 @@ impl Store {
     /// The numbers of the newest events of these runs; those that do not exist have none.
     pub async fn newest_events(&self, runs: &[Uuid]) -> Result<Vec<(Uuid, i64)>, StoreError> {
         let mut newest = Vec::with_capacity(runs.len());
-        for some in runs.chunks(ASKED_AT_ONCE) {
+        for some in runs.chunks(RUNS_PER_STATEMENT) {
             let query = Query::new("SELECT id, next_seq FROM runs WHERE id IN :runs");
             for row in self.backend.read(Work::Data, query.bind("runs", some)).await? {
                 newest.push((row.read("id")?, row.read::<i64>("next_seq")? - 1));
@@ -110,7 +110,7 @@ impl Store {
         page: &Page<i64>,
     ) -> Result<Vec<IterationRecord>, StoreError> {
         let list = Query::new("SELECT * FROM iterations WHERE run_id = :run AND ");
-        let list = list.push(IS_OURS).push(" ORDER BY attempt, number");
+        let list = list.push(IS_OF_TENANT).push(" ORDER BY attempt, number");
         self.part(list, tenant, run, page).await
     }
 
@@ -122,16 +122,30 @@ impl Store {
         page: &Page<i64>,
     ) -> Result<Vec<ToolCallRecord>, StoreError> {
         let mut calls = self.call_rows(tenant, run, page).await?;
-        let index = self.index_of(run, &calls).await?;
-        let mut rows = BTreeSet::new();
-        for call in &calls {
-            rows.extend(index.rows_of(call)?);
-        }
-        if !rows.is_empty() {
-            let rows: Vec<i64> = rows.into_iter().collect();
-            attach_payloads(&mut calls, self.events_in_rows(run, &rows).await?);
-        }
+        self.read_payloads(run, &mut calls).await?;
         Ok(calls)
+    }
+
+    /// The calls of a run that may have changed something and whose end is not stored; without arguments
+    /// where the journal cannot be read.
+    pub async fn calls_under_way(
+        &self,
+        tenant: &str,
+        run: Uuid,
+    ) -> Result<Vec<ToolCallRecord>, StoreError> {
+        let list = Query::new(
+            "SELECT * FROM tool_calls WHERE run_id = :run AND state IN ('dispatched', 'unknown') \
+             AND effect <> 'read' AND finished_at IS NULL AND ",
+        );
+        let list = list.push(IS_OF_TENANT).push(" ORDER BY proposed_seq, ordinal");
+        let list = list.bind("tenant", tenant).bind("run", run);
+        let rows = self.backend.read(Work::Data, list).await?;
+        let mut calls: Vec<ToolCallRecord> =
+            rows.iter().map(Record::read).collect::<Result<_, StoreError>>()?;
+        match self.read_payloads(run, &mut calls).await {
+            Err(error) if error.is_transient() => Err(error),
+            _ => Ok(calls),
+        }
     }
 
     /// How many tool calls of a page have arguments and results of at most so many bytes, as they
@@ -163,7 +177,8 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let look =
             Query::new("SELECT 1 FROM tool_calls WHERE run_id = :run AND call_id = :call AND ");
-        let look = look.push(IS_OURS).bind("tenant", tenant).bind("run", run).bind("call", call);
+        let look =
+            look.push(IS_OF_TENANT).bind("tenant", tenant).bind("run", run).bind("call", call);
         Ok(!self.backend.read(Work::Data, look).await?.is_empty())
     }
 
@@ -177,6 +192,24 @@ impl Store {
         rows.iter().map(|row| Ok((row.read("run_id")?, row.read("calls")?))).collect()
     }
 
+    /// Fills in what of these calls stands in the journal.
+    async fn read_payloads(
+        &self,
+        run: Uuid,
+        calls: &mut [ToolCallRecord],
+    ) -> Result<(), StoreError> {
+        let index = self.index_of(run, calls).await?;
+        let mut rows = BTreeSet::new();
+        for call in &*calls {
+            rows.extend(index.rows_of(call)?);
+        }
+        if !rows.is_empty() {
+            let rows: Vec<i64> = rows.into_iter().collect();
+            attach_payloads(calls, self.events_in_rows(run, &rows).await?);
+        }
+        Ok(())
+    }
+
     /// Tool calls without what stands in the journal.
     async fn call_rows(
         &self,
@@ -185,7 +218,7 @@ impl Store {
         page: &Page<i64>,
     ) -> Result<Vec<ToolCallRecord>, StoreError> {
         let list = Query::new("SELECT * FROM tool_calls WHERE run_id = :run AND ");
-        let list = list.push(IS_OURS).push(" ORDER BY proposed_seq, ordinal");
+        let list = list.push(IS_OF_TENANT).push(" ORDER BY proposed_seq, ordinal");
         self.part(list, tenant, run, page).await
     }
 

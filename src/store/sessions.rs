@@ -3,14 +3,14 @@
 use serde_json::json;
 use uuid::Uuid;
 
-use super::audit::note;
+use super::audit::add_act;
 use super::backend::Work;
 use super::conflict::retry_conflicts;
-use super::retention::{delete_runs, leave_files};
+use super::retention::{delete_kept_files, delete_runs};
 use super::sql::Query;
 use super::tables::{Record, ids};
 use super::{
-    GoesAlong, ListedSession, Page, RunCursor, SessionDeleted, SessionRecord, SessionRunRecord,
+    ListedSession, MoveToTrash, Page, RunCursor, SessionDeleted, SessionRecord, SessionRunRecord,
     Store, StoreError,
 };
 use crate::event::{Act, AuditAction};
@@ -135,9 +135,10 @@ impl Store {
         tenant: &str,
         session: &str,
         subject: &str,
-        goes_along: GoesAlong<'_>,
+        move_to_trash: MoveToTrash<'_>,
     ) -> Result<SessionDeleted, StoreError> {
-        retry_conflicts(|| self.try_to_delete_session(tenant, session, subject, goes_along)).await
+        retry_conflicts(|| self.try_to_delete_session(tenant, session, subject, move_to_trash))
+            .await
     }
 
     async fn try_to_delete_session(
@@ -145,7 +146,7 @@ impl Store {
         tenant: &str,
         session: &str,
         subject: &str,
-        goes_along: GoesAlong<'_>,
+        move_to_trash: MoveToTrash<'_>,
     ) -> Result<SessionDeleted, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         // Locked, so that none of them begins, and no other run after one of them, in the meantime.
@@ -175,11 +176,19 @@ impl Store {
         let family = Query::new(
             "WITH RECURSIVE family (id) AS (SELECT id FROM runs WHERE id IN :runs \
              UNION SELECT r.id FROM family f JOIN runs r \
-             ON r.tenant = :tenant AND r.parent_run_id = f.id) SELECT id FROM family",
+             ON r.tenant = :tenant AND r.parent_run_id = f.id) SELECT r.id, r.finished_at IS NULL AS live \
+             FROM family JOIN runs r ON r.id = family.id",
         );
         let rows = tx.run(family.bind("tenant", tenant).bind("runs", &*runs)).await?;
+        // A child run goes on for a moment when its parent has been cancelled.
+        for row in &rows {
+            if row.read("live")? {
+                tx.commit().await?;
+                return Ok(SessionDeleted::Busy);
+            }
+        }
         let deleted = delete_runs(&mut *tx, &ids(&rows)?).await?;
-        let workspaces = leave_files(&mut *tx, goes_along(&deleted).await).await?;
+        let workspaces = delete_kept_files(&mut *tx, move_to_trash(&deleted).await).await?;
         let act = Act {
             tenant: tenant.to_owned(),
             subject: subject.to_owned(),
@@ -188,7 +197,7 @@ impl Store {
             reason: None,
             details: json!({"session_id": session, "runs": rows.len(), "workspaces": workspaces}),
         };
-        note(&mut *tx, act).await?;
+        add_act(&mut *tx, act).await?;
         tx.commit().await?;
         Ok(SessionDeleted::Gone)
     }

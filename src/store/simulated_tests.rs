@@ -292,7 +292,7 @@ impl Faulty {
             }
             StoreFault::BudgetsUnfenced => {
                 let mut query = query
-                    .replaced(super::budget::IS_OURS, "true")
+                    .replaced(super::budget::IS_OWNED, "true")
                     .replaced("+ {greatest}(:", "+ coalesce(:");
                 for amount in ["tokens", "iterations", "tool_calls"] {
                     let largest = format!("{{greatest}}(spent_{amount}, :{amount})");

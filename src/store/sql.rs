@@ -109,7 +109,7 @@ impl Query {
         &self.template
     }
 
-    /// The same with another text in the place of one.
+    /// The same statement with a text replaced by another one.
     #[cfg(test)]
     pub(super) fn replaced(mut self, text: &str, other: &str) -> Self {
         self.template = self.template.replace(text, other).into();
@@ -127,8 +127,8 @@ impl Query {
         self
     }
 
-    /// The same with a text before it.
-    pub(super) fn after(mut self, text: &str) -> Self {
+    /// The same statement with a text in front of it.
+    pub(super) fn prefixed_with(mut self, text: &str) -> Self {
         self.template.to_mut().insert_str(0, text);
         self
     }
@@ -138,13 +138,13 @@ impl Query {
         self
     }
 
-    /// The same with another statement after it.
+    /// The same statement, followed by another one.
     pub(super) fn followed_by(mut self, other: Self) -> Self {
         self.values.extend(other.values);
         self.push(&other.template)
     }
 
-    /// Adds a condition where the value of its one parameter is there.
+    /// Adds a condition if its one parameter has a value.
     pub(super) fn and(
         self,
         condition: &str,
@@ -218,7 +218,7 @@ fn wrong(what: &str, name: &str) -> StoreError {
 }
 
 impl Dialect {
-    /// `None` where it is none, and for the time where the clock is this process's.
+    /// The SQL text of a fragment; `None` if it is unknown, and for the time in SQLite, which is this process's clock.
     fn fragment(self, name: &str) -> Option<&'static str> {
         let (postgres, sqlite) = match name {
             "now" | "nanos" if self == Self::Sqlite => return None,
@@ -231,6 +231,8 @@ impl Dialect {
             // Takes the lock for closing stretches of the audit log until the end of the
             // transaction; false where another transaction has it.
             "try_audit" => ("pg_try_advisory_xact_lock(7411)", "1"),
+            // The same for deleting ended runs.
+            "try_retention" => ("pg_try_advisory_xact_lock(7413)", "1"),
             // What a request changed, without what makes it large.
             "short_overrides" => (
                 "CASE WHEN length(runs.overrides) > 4096 \
@@ -238,6 +240,8 @@ impl Dialect {
                 "CASE WHEN length(runs.overrides) > 4096 \
                  THEN json_remove(runs.overrides, '$.client_tools') ELSE runs.overrides END",
             ),
+            // SQLite searches no index for the column behind it.
+            "not_indexed" => ("", "+"),
             "least" => ("least", "min"),
             "greatest" => ("greatest", "max"),
             "json_array" => ("json_agg", "json_group_array"),

@@ -12,7 +12,7 @@ use std::fs::{File, TryLockError};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ use super::batch::{Batch, Passed};
 use super::migrations::SQLITE as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value, json};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
-use crate::fairness::Hold;
+use crate::fairness::{self, Hold};
 
 /// Connections that read at the same time.
 const READERS: u32 = 4;
@@ -66,7 +66,7 @@ impl Sqlite {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(cannot)?;
         }
-        let path = resolved(&path).map_err(cannot)?;
+        let path = canonical_path(&path).map_err(cannot)?;
         let lock = lock(&path)?;
         let options = SqliteConnectOptions::new()
             .filename(&path)
@@ -127,7 +127,7 @@ impl Writer {
 
 /// The file that a path leads to, so that it has one lock by whichever symbolic link it is opened. Made
 /// where it does not exist.
-fn resolved(path: &Path) -> std::io::Result<PathBuf> {
+fn canonical_path(path: &Path) -> std::io::Result<PathBuf> {
     // Not opened where it exists: to close it would release SQLite's locks in this process.
     path.canonicalize().or_else(|_| {
         File::options().create(true).append(true).mode(0o600).open(path)?;
@@ -236,8 +236,21 @@ impl Backend for Sqlite {
     }
 
     async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
-        let _hold = hold(work).await;
-        run(&self.readers, query).await
+        if matches!(work, Work::Control | Work::Commit) {
+            let _hold = hold(work).await;
+            return run(&self.readers, query).await;
+        }
+        let readers = self.readers.clone();
+        let read = fairness::charged(async move {
+            let mut reader = match readers.acquire().await {
+                Ok(reader) => reader,
+                Err(error) => return (Err(error.into()), Duration::ZERO),
+            };
+            let begun = Instant::now();
+            let rows = run(&mut *reader, query).await;
+            (rows, begun.elapsed())
+        });
+        read.await.map_err(|error| StoreError::Failed(error.to_string()))?
     }
 
     async fn write(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {

@@ -339,13 +339,13 @@ table! {
 
 /// What records of the audit log say about their run.
 #[derive(Default)]
-pub(super) struct OfRun {
+pub(super) struct AuditedRun {
     pub(super) agent: Option<String>,
     pub(super) session_id: Option<String>,
     pub(super) definition_hash: Option<String>,
 }
 
-impl Record for OfRun {
+impl Record for AuditedRun {
     fn read(row: &Row) -> Result<Self, StoreError> {
         Ok(Self {
             agent: row.read("agent")?,
@@ -527,7 +527,7 @@ table! {
 
 table! {
     /// A run that a search looked at.
-    read LookedAt {
+    read SearchCandidate {
         id: Uuid,
         created_at: DateTime<Utc>,
         may_match: bool,

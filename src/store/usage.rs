@@ -29,7 +29,7 @@ const USAGE: &str = "input_tokens, output_tokens, cached_input_tokens, cache_wri
 
 /// What runs `r` took in addition to the answers of their iterations: summaries, and answers that broke
 /// off. Their last model stands for whichever it was.
-const REST: &str = "r.input_tokens - CAST(COALESCE(sum(i.input_tokens), 0) AS bigint) \
+const USAGE_BEYOND_ITERATIONS: &str = "r.input_tokens - CAST(COALESCE(sum(i.input_tokens), 0) AS bigint) \
     AS input_tokens, r.output_tokens - CAST(COALESCE(sum(i.output_tokens), 0) AS bigint) \
     AS output_tokens, r.cached_input_tokens - CAST(COALESCE(sum(i.cached_input_tokens), 0) AS bigint) \
     AS cached_input_tokens, r.cache_write_tokens - CAST(COALESCE(sum(i.cache_write_tokens), 0) \
@@ -38,11 +38,11 @@ const REST: &str = "r.input_tokens - CAST(COALESCE(sum(i.input_tokens), 0) AS bi
     AS bigint) AS cost_micro_usd, r.estimated \
     FROM runs r LEFT JOIN iterations i ON i.run_id = r.id WHERE ";
 
-/// The runs of [`REST`] that took something.
-const HAS_REST: &str = " GROUP BY r.id HAVING r.input_tokens + r.output_tokens \
+/// The runs of [`USAGE_BEYOND_ITERATIONS`] that took something.
+const HAS_USAGE_BEYOND_ITERATIONS: &str = " GROUP BY r.id HAVING r.input_tokens + r.output_tokens \
     > COALESCE(sum(i.input_tokens + i.output_tokens), 0)";
 
-/// From the first time to before the second.
+/// From the first time (inclusive) to the second (exclusive).
 type Range = (DateTime<Utc>, DateTime<Utc>);
 
 impl Store {
@@ -55,7 +55,7 @@ impl Store {
         page: &Page<i64>,
     ) -> Result<Vec<UsageStats>, StoreError> {
         let mut parts = Parts { tenant, agent: filter.agent.as_deref(), queries: Vec::new() };
-        let (hours, ends) = whole((filter.since, filter.until), HOUR);
+        let (hours, ends) = split_by_unit((filter.since, filter.until), HOUR);
         if let Some(hours) = hours {
             let added = "(SELECT a.*, a.hour AS created_at FROM usage_added a)";
             parts.sums(added, hours);
@@ -64,7 +64,7 @@ impl Store {
                     "(SELECT s.*, s.at AS created_at FROM usage_sums s WHERE s.span = '{span}')"
                 )
             };
-            let (days, ends) = whole(hours, DAY);
+            let (days, ends) = split_by_unit(hours, DAY);
             if let Some(days) = days {
                 parts.sums(&of("day"), days);
             }
@@ -77,7 +77,7 @@ impl Store {
         }
         let Some(parts) = parts.all() else { return Ok(Vec::new()) };
         let stats = parts
-            .after(&format!(
+            .prefixed_with(&format!(
                 "SELECT {{day_name}} AS day, u.agent, u.model, \
                  CAST(sum(u.runs) AS bigint) AS runs, {} FROM (",
                 sums("u"),
@@ -107,7 +107,7 @@ impl Store {
                  FROM usage_added u WHERE u.id IN :some GROUP BY 1, 3, 4, 5 ORDER BY 1, 3, 4, 5 \
                  ON CONFLICT (tenant, span, at, agent, model) DO UPDATE SET {}",
                 sums("u"),
-                added_to("usage_sums"),
+                add_assignments("usage_sums"),
             ));
             tx.run(add.bind("some", &*some)).await?;
         }
@@ -118,7 +118,7 @@ impl Store {
     }
 }
 
-/// What is asked for, as statements that are added up.
+/// The statements whose rows are summed to answer a request.
 struct Parts<'a> {
     tenant: &'a str,
     agent: Option<&'a str>,
@@ -133,7 +133,7 @@ impl Parts<'_> {
         self.add(sums, range, "");
     }
 
-    /// Runs of which some may be deleted.
+    /// Stored runs, and the sums of deleted ones.
     fn runs(&mut self, range: Range) {
         // Most runs have answers of one model and their sums in their rows.
         let plain = format!(
@@ -148,9 +148,9 @@ impl Parts<'_> {
         );
         self.add(mixed, range, " GROUP BY r.id, i.provider, i.model");
         let rest = format!(
-            "SELECT {{day}} AS day, r.agent, r.model, 0 AS runs, {REST} r.mixed_usage AND "
+            "SELECT {{day}} AS day, r.agent, r.model, 0 AS runs, {USAGE_BEYOND_ITERATIONS} r.mixed_usage AND "
         );
-        self.add(rest, range, HAS_REST);
+        self.add(rest, range, HAS_USAGE_BEYOND_ITERATIONS);
         self.sums("(SELECT p.*, p.hour AS created_at FROM past_usage p)", range);
     }
 
@@ -172,8 +172,8 @@ impl Parts<'_> {
     }
 }
 
-/// What a range has of whole units, and what is left of it at its ends.
-fn whole(range: Range, unit: TimeDelta) -> (Option<Range>, Vec<Range>) {
+/// Splits a range into the whole units in it, if there are any, and the parts before and after them.
+fn split_by_unit(range: Range, unit: TimeDelta) -> (Option<Range>, Vec<Range>) {
     let (from, to) = range;
     let first = beginning(from, unit);
     let first = if first < from { first.checked_add_signed(unit).unwrap_or(to) } else { first };
@@ -189,7 +189,7 @@ fn whole(range: Range, unit: TimeDelta) -> (Option<Range>, Vec<Range>) {
 
 impl UsageSum {
     /// One sum for each hour, agent and model.
-    pub(super) fn added_up<'a>(sums: impl Iterator<Item = &'a Self>) -> Vec<Self> {
+    pub(super) fn merged<'a>(sums: impl Iterator<Item = &'a Self>) -> Vec<Self> {
         let mut added = BTreeMap::<_, Self>::new();
         for sum in sums {
             let UsageSum { tenant, hour, agent, model, runs, usage } = sum;
@@ -208,7 +208,7 @@ impl UsageSum {
     }
 }
 
-/// Adds what runs took, which are deleted, to what is kept of such runs.
+/// Adds the usage of runs that are about to be deleted to the sums of deleted runs.
 pub(super) fn keep_usage(runs: &[Uuid]) -> Query {
     Query::new(format!(
         "INSERT INTO past_usage (tenant, hour, agent, model, runs, {USAGE}) \
@@ -217,12 +217,12 @@ pub(super) fn keep_usage(runs: &[Uuid]) -> Query {
          r.id AS run_id, i.input_tokens, i.output_tokens, i.cached_input_tokens, \
          i.cache_write_tokens, i.reasoning_tokens, i.cost_micro_usd, i.estimated \
          FROM runs r JOIN iterations i ON i.run_id = r.id WHERE r.id IN :runs UNION ALL \
-         SELECT r.tenant, {{hour}}, r.agent, r.model, NULL, {REST} r.model IS NOT NULL \
-         AND r.id IN :runs{HAS_REST}) u \
+         SELECT r.tenant, {{hour}}, r.agent, r.model, NULL, {USAGE_BEYOND_ITERATIONS} r.model IS NOT NULL \
+         AND r.id IN :runs{HAS_USAGE_BEYOND_ITERATIONS}) u \
          GROUP BY u.tenant, u.hour, u.agent, u.model ORDER BY 1, 2, 3, 4 \
          ON CONFLICT (tenant, hour, agent, model) DO UPDATE SET {}",
         sums("u"),
-        added_to("past_usage"),
+        add_assignments("past_usage"),
     ))
     .bind("runs", runs)
 }
@@ -248,8 +248,8 @@ fn sums(table: &str) -> String {
     )
 }
 
-/// What becomes of sums to which others are added.
-fn added_to(table: &str) -> String {
+/// The assignments of an upsert that adds new sums to the stored ones.
+fn add_assignments(table: &str) -> String {
     let numbers = USAGE.split(", ").filter(|column| *column != "estimated");
     let add = |column| format!("{column} = {table}.{column} + excluded.{column}, ");
     let numbers: String = std::iter::once("runs").chain(numbers).map(add).collect();

@@ -1,7 +1,7 @@
-//! The outbox of webhooks: which rows are due, and what became of a try.
+//! The outbox of webhooks: which rows are due, and the outcome of each attempt.
 //!
 //! A replica that takes a row has it for a while; a row whose replica died is due again then. Which
-//! events are told is in [`super::outbox`]; when a failed try is repeated, and when it is abandoned, is
+//! events are sent is in [`super::outbox`]; when a failed attempt is repeated, and when it is abandoned, is
 //! the runtime's to say.
 
 use std::time::Duration;
@@ -10,8 +10,9 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
 
 use super::backend::Work;
+use super::conflict::retry_conflicts;
 use super::listing::{DELIVERY_URL, readable};
-use super::outbox::TRIED_FOR;
+use super::outbox::RETRY_PERIOD;
 use super::sql::Query;
 use super::tables::Delivery;
 use super::{Store, StoreError};
@@ -19,7 +20,7 @@ use super::{Store, StoreError};
 /// Failed deliveries of a run that are returned with it.
 const MAX_LISTED: u32 = 100;
 
-/// Where a delivery stands.
+/// The status of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum DeliveryStatus {
@@ -27,7 +28,7 @@ pub enum DeliveryStatus {
     Pending,
     /// The receiver has taken it.
     Delivered,
-    /// It was given up.
+    /// All attempts failed.
     Failed,
     /// The receiver has said that it wants no more of this run.
     Disabled,
@@ -48,23 +49,23 @@ pub struct DeliveryFilter {
     pub status: Option<DeliveryStatus>,
 }
 
-/// What became of a try.
+/// The outcome of an attempt to deliver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tried {
-    /// Where the delivery stands now.
+pub struct AttemptOutcome {
+    /// The status of the delivery now.
     pub status: DeliveryStatus,
     /// What the receiver answered, if it did.
     pub response_status: Option<u16>,
     /// What went wrong, if something did.
     pub error: Option<String>,
-    /// The pause before the next try, if there is one.
+    /// The pause before the next attempt, if there is one.
     pub pause: Duration,
     /// Whether something may have been sent.
     pub was_sent: bool,
 }
 
 impl Store {
-    /// Lanes in which something is due, in their order, from behind that one on.
+    /// Lanes after `after`, in their order, in which a delivery is due.
     pub async fn due_lanes(&self, after: &str, limit: u32) -> Result<Vec<String>, StoreError> {
         // One look-up a lane, however many rows each has.
         let lanes = Query::new(
@@ -117,11 +118,11 @@ impl Store {
         rows.iter().map(|row| row.read("run_id")).collect()
     }
 
-    /// Writes what became of a try, unless the delivery was taken again since.
+    /// Stores the outcome of an attempt, unless the delivery has been claimed again since.
     pub async fn settle_delivery(
         &self,
         delivery: &Delivery,
-        tried: &Tried,
+        outcome: &AttemptOutcome,
     ) -> Result<(), StoreError> {
         let settle = Query::new(
             "UPDATE webhook_outbox SET status = :status, due_at = {now} + :pause, \
@@ -131,16 +132,16 @@ impl Store {
              WHERE run_id = :run AND seq = :seq AND attempts = :attempts",
         );
         let settle = settle
-            .bind("status", tried.status)
-            .bind("pause", tried.pause)
-            .bind("response", tried.response_status.map(u32::from))
-            .bind("error", tried.error.as_deref())
-            .bind("unsent", u32::from(!tried.was_sent))
+            .bind("status", outcome.status)
+            .bind("pause", outcome.pause)
+            .bind("response", outcome.response_status.map(u32::from))
+            .bind("error", outcome.error.as_deref())
+            .bind("unsent", u32::from(!outcome.was_sent))
             .bind("run", delivery.run_id)
             .bind("seq", delivery.seq)
             .bind("attempts", delivery.attempts);
         self.backend.write(Work::Data, settle).await?;
-        if tried.response_status == Some(410) {
+        if outcome.response_status == Some(410) {
             let disable = Query::new(
                 "UPDATE webhook_outbox SET status = 'disabled' \
                  WHERE run_id = :run AND status = 'pending'",
@@ -150,7 +151,7 @@ impl Store {
         Ok(())
     }
 
-    /// Gives back a delivery that was taken and whose try was broken off.
+    /// Gives back a claimed delivery whose attempt was interrupted.
     pub async fn release_delivery(&self, delivery: &Delivery) -> Result<(), StoreError> {
         let release = Query::new(
             "UPDATE webhook_outbox SET due_at = {now} WHERE run_id = :run AND seq = :seq \
@@ -166,12 +167,20 @@ impl Store {
     /// Makes a delivery due again, whatever became of it; `None`: this tenant has no such delivery. A
     /// receiver that wanted no more of the run is asked again, for this delivery and later ones.
     pub async fn redeliver(&self, tenant: &str, id: Uuid) -> Result<Option<Delivery>, StoreError> {
+        retry_conflicts(|| self.try_to_redeliver(tenant, id)).await
+    }
+
+    async fn try_to_redeliver(
+        &self,
+        tenant: &str,
+        id: Uuid,
+    ) -> Result<Option<Delivery>, StoreError> {
         let again = Query::new(
             "UPDATE webhook_outbox SET status = 'pending', tries = 0, due_at = {now}, \
              retry_until = {now} + :day WHERE id = :id AND tenant = :tenant RETURNING *, ",
         );
         let again = again.push(DELIVERY_URL).bind("id", id).bind("tenant", tenant);
-        let again = again.bind("day", TRIED_FOR.to_std().unwrap_or_default());
+        let again = again.bind("day", RETRY_PERIOD.to_std().unwrap_or_default());
         let mut tx = self.backend.begin(Work::Data).await?;
         let delivery: Option<Delivery> = readable(&tx.run(again).await?).next();
         if let Some(Delivery { run_id, .. }) = &delivery {
@@ -185,7 +194,7 @@ impl Store {
         Ok(delivery)
     }
 
-    /// The deliveries of a run whose last try failed, in the order of their events.
+    /// The deliveries of a run whose last attempt failed, in the order of their events.
     pub async fn failed_deliveries(
         &self,
         tenant: &str,

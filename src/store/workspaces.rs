@@ -1,8 +1,8 @@
 //! Files of workspaces that are kept in an object store: which path of a tenant has which content.
 //!
 //! A path is relative to the directory of its tenant, because workspaces lie in one another. Each
-//! writer says which version of a path it changes; one that others have changed since is left as it
-//! is, and so is one at which there can be nothing because of what others have put above or beneath it.
+//! writer says which version of a path it changes. A path that others have changed since is left as it
+//! is, and so is a path that cannot exist because of what others have put above or beneath it.
 //! A run writes under its fence. The row of the tenant is locked by every transaction that
 //! writes, after the row of a run, so that versions become visible in their order.
 
@@ -75,7 +75,7 @@ pub struct KeptPath {
     pub content: Option<KeptContent>,
 }
 
-/// What becomes of a path.
+/// A change of one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathWrite {
     pub path: String,
@@ -95,16 +95,16 @@ pub struct FileWrites<'a> {
     pub paths: &'a [PathWrite],
 }
 
-/// Who writes, and what must be so when it is written.
+/// Who writes, and the condition under which the write is allowed.
 #[derive(Debug, Clone, Copy)]
 pub enum FileWriter<'a> {
-    /// A run, which must be this owner's.
+    /// A run, which this owner must own.
     Run(Uuid, Ownership<'a>),
-    /// A caller, while this run is there if one is named.
+    /// A caller; if a run is named, it must exist.
     Caller(Option<Uuid>),
 }
 
-/// What became of writes.
+/// The outcome of writing paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathsWritten {
     /// All but those that others have changed since, or made impossible; none where the write is whole
@@ -112,18 +112,18 @@ pub enum PathsWritten {
     Done { version: i64, changed_by_others: Vec<String> },
     /// The run is another owner's: nothing was written.
     Fenced,
-    /// The run that had to be there is not: nothing was written.
+    /// The run that had to exist does not: nothing was written.
     Orphaned,
-    /// A content that was counted on is not there any more: nothing was written.
+    /// A content that the write refers to is gone: nothing was written.
     Lost,
 }
 
-/// Where to put a content.
+/// Where a content is stored, or where to store it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ObjectClaim {
-    /// It is there.
+    /// It is stored.
     Stored(String),
-    /// It is to be put under this name, which is used once.
+    /// It is to be stored under this name, which is used once.
     New(String),
 }
 
@@ -137,8 +137,8 @@ pub struct PathsChanged {
     pub paths: Vec<KeptPath>,
 }
 
-/// A write, and what was at its path before.
-struct Due<'a> {
+/// A write, and the content of its path before.
+struct PathChange<'a> {
     write: &'a PathWrite,
     before: Option<KeptContent>,
 }
@@ -238,32 +238,33 @@ impl Store {
         let version = next_version(&mut *tx, tenant).await?;
         // What deletes the run has deleted its files before this, or waits to delete these, too.
         if let FileWriter::Caller(Some(run)) = by
-            && tx.run(owners::there(run)).await?.is_empty()
+            && tx.run(owners::query_run(run)).await?.is_empty()
         {
             return Ok(PathsWritten::Orphaned);
         }
-        let (mut due, mut changed_by_others) = due_of(&mut *tx, tenant, writes).await?;
-        let impossible = places::impossible(&mut *tx, tenant, &due).await?;
-        due.retain(|due| !impossible.contains(&due.write.path));
-        changed_by_others.extend(impossible);
+        let (mut changes, mut changed_by_others) =
+            split_by_conflict(&mut *tx, tenant, writes).await?;
+        let blocked = places::blocked_paths(&mut *tx, tenant, &changes).await?;
+        changes.retain(|change| !blocked.contains(&change.write.path));
+        changed_by_others.extend(blocked);
         if writes.is_whole && !changed_by_others.is_empty() {
-            changed_by_others.extend(due.drain(..).map(|due| due.write.path.clone()));
+            changed_by_others.extend(changes.drain(..).map(|change| change.write.path.clone()));
         }
         let loose: Vec<String> =
-            due.iter().filter_map(|due| object_of(due.before.as_ref())).collect();
-        let due: Vec<&PathWrite> = due.into_iter().map(|due| due.write).collect();
-        if !use_objects(&mut *tx, &due).await? {
+            changes.iter().filter_map(|change| object_of(change.before.as_ref())).collect();
+        let changes: Vec<&PathWrite> = changes.into_iter().map(|change| change.write).collect();
+        if !mark_objects_used(&mut *tx, &changes).await? {
             return Ok(PathsWritten::Lost);
         }
-        for some in due.chunks(CHUNK) {
+        for some in changes.chunks(CHUNK) {
             tx.run(upsert(tenant, version, Some(writes.id), some)).await?;
         }
-        let_go(&mut *tx, &loose).await?;
+        release_objects(&mut *tx, &loose).await?;
         tx.commit().await?;
         Ok(PathsWritten::Done { version, changed_by_others })
     }
 
-    /// Where a content of a tenant is, or is to be put.
+    /// Where a content of a tenant is stored, or where to store it.
     pub async fn claim_object(&self, tenant: &str, hash: &str) -> Result<ObjectClaim, StoreError> {
         let touch = Query::new(
             "UPDATE workspace_objects SET used_at = {now} WHERE tenant = :tenant AND hash = :hash \
@@ -284,7 +285,7 @@ impl Store {
         Ok(ObjectClaim::New(object))
     }
 
-    /// A content is there now. False where it came too late, and is being deleted.
+    /// Notes that a content is stored. False if it came too late and is being deleted.
     pub async fn object_stored(&self, object: &str) -> Result<bool, StoreError> {
         let note = Query::new(
             "UPDATE workspace_objects SET state = 'loose', used_at = {now} \
@@ -300,30 +301,30 @@ impl Store {
         before: chrono::DateTime<chrono::Utc>,
         limit: u32,
     ) -> Result<Vec<String>, StoreError> {
-        // Those that a path has after all. A writer takes the row of a content before it refers to it.
-        let spare = Query::new(
+        // Contents that a path refers to again. A writer takes a content's row before it refers to it.
+        let restore = Query::new(
             "UPDATE workspace_objects SET state = 'stored' WHERE object IN (\
              SELECT o.object FROM workspace_objects o WHERE o.state = 'loose' AND o.used_at < :before \
              AND EXISTS (SELECT 1 FROM workspace_files f WHERE f.object = o.object) LIMIT :limit)",
         );
-        let spare = spare.bind("before", before).bind("limit", limit);
-        self.backend.write(Work::Data, spare).await?;
-        let doom = Query::new(
+        let restore = restore.bind("before", before).bind("limit", limit);
+        self.backend.write(Work::Data, restore).await?;
+        let mark_dead = Query::new(
             "UPDATE workspace_objects SET state = 'dead' WHERE object IN (\
              SELECT o.object FROM workspace_objects o WHERE o.state IN ('coming', 'loose') \
              AND o.used_at < :before AND NOT EXISTS \
              (SELECT 1 FROM workspace_files f WHERE f.object = o.object) LIMIT :limit) \
              AND state <> 'stored' AND used_at < :before",
         );
-        let doom = doom.bind("before", before).bind("limit", limit);
-        self.backend.write(Work::Data, doom).await?;
+        let mark_dead = mark_dead.bind("before", before).bind("limit", limit);
+        self.backend.write(Work::Data, mark_dead).await?;
         let dead =
             Query::new("SELECT object FROM workspace_objects WHERE state = 'dead' LIMIT :limit");
         let rows = self.backend.read(Work::Data, dead.bind("limit", limit)).await?;
         rows.iter().map(|row| row.read("object")).collect()
     }
 
-    /// Contents that are deleted from the object store.
+    /// Forgets contents that have been deleted from the object store.
     pub async fn forget_objects(&self, objects: &[String]) -> Result<(), StoreError> {
         let forget =
             Query::new("DELETE FROM workspace_objects WHERE object IN :objects AND state = 'dead'");
@@ -368,52 +369,52 @@ fn object_of(content: Option<&KeptContent>) -> Option<String> {
     }
 }
 
-/// Contents that paths had.
-async fn let_go(tx: &mut dyn Transaction, objects: &[String]) -> Result<(), StoreError> {
+/// Marks contents as loose that paths referred to until now.
+async fn release_objects(tx: &mut dyn Transaction, objects: &[String]) -> Result<(), StoreError> {
     for some in objects.chunks(PAGE as usize) {
-        let let_go = Query::new(
+        let release = Query::new(
             "UPDATE workspace_objects SET state = 'loose', used_at = {now} \
              WHERE object IN :objects AND state = 'stored'",
         );
-        tx.run(let_go.bind("objects", some)).await?;
+        tx.run(release.bind("objects", some)).await?;
     }
     Ok(())
 }
 
-/// The writes of which the paths are as the writer knows them, and the paths that others have changed. The
-/// tenant's files are locked.
-async fn due_of<'a>(
+/// Splits writes: those whose paths are unchanged since the writer read them, and the paths that others
+/// have changed. The tenant's files are locked.
+async fn split_by_conflict<'a>(
     tx: &mut dyn Transaction,
     tenant: &str,
     writes: FileWrites<'a>,
-) -> Result<(Vec<Due<'a>>, Vec<String>), StoreError> {
-    let (mut due, mut changed_by_others) = (Vec::new(), Vec::new());
+) -> Result<(Vec<PathChange<'a>>, Vec<String>), StoreError> {
+    let (mut changes, mut changed_by_others) = (Vec::new(), Vec::new());
     for some in writes.paths.chunks(PAGE as usize) {
         let paths: Vec<String> = some.iter().map(|write| write.path.clone()).collect();
-        let mut there = BTreeMap::new();
+        let mut known_paths = BTreeMap::new();
         for row in &rows_at(tx, tenant, &paths).await? {
             let (known, by) = (read(row)?, row.read::<Option<Uuid>>("write_id")?);
-            there.insert(known.path.clone(), (known, by));
+            known_paths.insert(known.path.clone(), (known, by));
         }
         for write in some {
-            let (before, at, by) = match there.remove(&write.path) {
+            let (before, at, by) = match known_paths.remove(&write.path) {
                 Some((known, by)) => (known.content, known.version, by),
                 None => (None, 0, None),
             };
             let is_base = if before.is_none() { write.base == 0 } else { write.base == at };
-            // What others have changed to the same is their change; a directory is there either way.
+            // An equal change by others is still theirs, except that a directory exists either way.
             let is_there = matches!(
                 (&before, &write.content),
                 (Some(KeptContent::Directory), Some(KeptContent::Directory))
             );
             if is_base || is_there || by == Some(writes.id) {
-                due.push(Due { write, before });
+                changes.push(PathChange { write, before });
             } else {
                 changed_by_others.push(write.path.clone());
             }
         }
     }
-    Ok((due, changed_by_others))
+    Ok((changes, changed_by_others))
 }
 
 /// These paths of a tenant, as far as they are known.
@@ -435,14 +436,14 @@ async fn rows_at(
     tx.run(look.bind("tenant", tenant).bind("paths", paths)).await
 }
 
-/// Everything beneath a directory of a tenant is deleted.
+/// Deletes everything beneath a directory of a tenant.
 pub(super) async fn delete_beneath(
     tx: &mut dyn Transaction,
     tenant: &str,
     directory: &str,
 ) -> Result<(), StoreError> {
     let version = next_version(tx, tenant).await?;
-    let let_go = beneath(
+    let release = beneath(
         Query::new(
             "UPDATE workspace_objects SET state = 'loose', used_at = {now} WHERE state = 'stored' \
              AND object IN (SELECT object FROM workspace_files WHERE tenant = :tenant \
@@ -450,7 +451,7 @@ pub(super) async fn delete_beneath(
         ),
         directory,
     );
-    tx.run(let_go.push(")").bind("tenant", tenant)).await?;
+    tx.run(release.push(")").bind("tenant", tenant)).await?;
     let delete = beneath(
         Query::new(
             "UPDATE workspace_files SET kind = 'gone', object = NULL, hash = NULL, size = NULL, \
@@ -463,7 +464,7 @@ pub(super) async fn delete_beneath(
     Ok(())
 }
 
-/// Locks the tenant's files.
+/// Locks the tenant's files, and returns the version of the next write.
 async fn next_version(tx: &mut dyn Transaction, tenant: &str) -> Result<i64, StoreError> {
     let next = Query::new(
         "INSERT INTO workspaces (tenant, version, purged) VALUES (:tenant, 1, 0) \
@@ -475,7 +476,7 @@ async fn next_version(tx: &mut dyn Transaction, tenant: &str) -> Result<i64, Sto
     row.read("version")
 }
 
-/// A directory itself is no path beneath it, nor are names that only begin alike.
+/// Adds the condition that a path lies beneath a directory, which is not beneath itself.
 fn beneath(query: Query, directory: &str) -> Query {
     if directory == "." {
         return query;
@@ -486,8 +487,11 @@ fn beneath(query: Query, directory: &str) -> Query {
         .bind("below", format!("{directory}0")) // the character after the slash
 }
 
-/// Whether all contents are there that are referred to from now on.
-async fn use_objects(tx: &mut dyn Transaction, writes: &[&PathWrite]) -> Result<bool, StoreError> {
+/// Marks the contents of these writes as stored; false if one of them is missing.
+async fn mark_objects_used(
+    tx: &mut dyn Transaction,
+    writes: &[&PathWrite],
+) -> Result<bool, StoreError> {
     let mut objects: Vec<String> =
         writes.iter().filter_map(|write| object_of(write.content.as_ref())).collect();
     objects.sort_unstable();

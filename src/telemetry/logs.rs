@@ -1,10 +1,10 @@
 //! Non-blocking logging to standard error, which may be slow, blocked or closed.
 //!
-//! `TOOLLOOP_LOG` filters them (`debug`, `toolloop=trace,sqlx=warn`, …); what libraries say below
-//! `warn` is shown where they are named. Nothing that a caller sent
-//! and no secret is logged at `info` or above, but for what scripts of the operator write to standard
-//! error. Lines are copied into a bounded buffer, which a
-//! dedicated thread writes. Lines that do not fit are dropped and counted.
+//! `TOOLLOOP_LOG` filters the lines (`debug`, `toolloop=trace,sqlx=warn`, …). Lines of libraries below
+//! `warn` are shown only if the filter names the library. At `info` and above, the log has no secrets
+//! and nothing that a caller sent, except what the operator's script tools write to standard error.
+//! Lines are copied into a bounded buffer, which a dedicated thread writes. Lines that do not fit are
+//! dropped and counted.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -30,7 +30,7 @@ const CAPACITY: usize = 4 << 20;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long lines are gathered before they are written together: a thread that wakes up for each
 /// takes more of the processors than the lines do.
-const GATHERED: Duration = Duration::from_millis(2);
+const GATHER_TIME: Duration = Duration::from_millis(2);
 /// Delay before writing again when the reader would block.
 const RETRY_DELAY: Duration = Duration::from_millis(10);
 
@@ -92,13 +92,15 @@ impl Logs {
         default: &str,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let filter = match std::env::var(FILTER_VARIABLE) {
-            Ok(filter) if !filter.is_empty() => EnvFilter::try_new(ours(&filter))
-                .map_err(|e| format!("environment variable {FILTER_VARIABLE}: {e}"))?,
-            _ => EnvFilter::try_new(format!("{},{QUIET}", ours(default)))?,
+            Ok(filter) if !filter.is_empty() => {
+                EnvFilter::try_new(with_quiet_libraries(&filter))
+                    .map_err(|e| format!("environment variable {FILTER_VARIABLE}: {e}"))?
+            }
+            _ => EnvFilter::try_new(format!("{},{QUIET}", with_quiet_libraries(default)))?,
         };
         // Not std's handle, whose lock would be held while the reader is blocked.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-        let buffer = Buffer::drained_to(stderr)?;
+        let buffer = Buffer::start_writer(stderr)?;
         let has_colours = io::stderr().is_terminal();
         let lines = match format {
             LogFormat::Json => Lines::Json,
@@ -125,7 +127,7 @@ impl Logs {
 
 /// A filter in which a level without a target is that of the service alone where it shows more than
 /// `warn`: what libraries say below is for their developers, and shown only where they are named.
-fn ours(filter: &str) -> String {
+fn with_quiet_libraries(filter: &str) -> String {
     let parts = filter.split(',').map(|part| match part.trim() {
         level if ["info", "debug", "trace"].iter().any(|it| level.eq_ignore_ascii_case(it)) => {
             format!("warn,toolloop={level}").into()
@@ -143,13 +145,13 @@ impl Drop for Logs {
 
 impl Buffer {
     /// Starts the writer thread.
-    fn drained_to(mut reader: impl Write + Send + 'static) -> io::Result<Arc<Self>> {
+    fn start_writer(mut reader: impl Write + Send + 'static) -> io::Result<Arc<Self>> {
         let buffer = Arc::<Self>::default();
-        let drained = Arc::clone(&buffer);
+        let writer_buffer = Arc::clone(&buffer);
         thread::Builder::new().name("logs".into()).spawn(move || {
             let mut text = Vec::new();
             loop {
-                let dropped = drained.take(&mut text);
+                let dropped = writer_buffer.take(&mut text);
                 write_all(&mut reader, &text);
                 text.clear();
                 text.shrink_to(CAPACITY / 64); // release the memory of a burst
@@ -185,7 +187,7 @@ impl Buffer {
         }
         let has_none = |pending: &mut Pending| pending.text.is_empty();
         self.filled.wait_while(&mut pending, has_none);
-        MutexGuard::unlocked(&mut pending, || thread::park_timeout(GATHERED));
+        MutexGuard::unlocked(&mut pending, || thread::park_timeout(GATHER_TIME));
         std::mem::swap(&mut pending.text, text);
         pending.writing = true;
         std::mem::take(&mut pending.dropped)
@@ -293,9 +295,9 @@ mod tests {
 
     #[test]
     fn a_blocked_reader_loses_lines_but_does_not_block() {
-        let (go_on, told) = channel();
+        let (go_on, may_write) = channel();
         let (written, read) = channel();
-        let buffer = Buffer::drained_to(Stuck(told, written)).unwrap();
+        let buffer = Buffer::start_writer(Stuck(may_write, written)).unwrap();
         let line = vec![b'x'; 1 << 20];
         for _ in 0..20 {
             buffer.add(&line); // at most a buffer's worth is on its way, and another one waits
@@ -352,15 +354,15 @@ mod tests {
             ("debug, html5ever=debug", "warn,toolloop=debug,html5ever=debug"),
             ("hyper", "hyper"),
         ] {
-            assert_eq!(ours(filter), expected);
-            assert!(EnvFilter::try_new(ours(filter)).is_ok(), "{filter}");
+            assert_eq!(with_quiet_libraries(filter), expected);
+            assert!(EnvFilter::try_new(with_quiet_libraries(filter)).is_ok(), "{filter}");
         }
     }
 
     #[test]
     fn a_closed_reader_is_ignored() {
-        let (gone, told) = channel();
-        let buffer = Buffer::drained_to(Stuck(told, channel().0)).unwrap();
+        let (gone, may_write) = channel();
+        let buffer = Buffer::start_writer(Stuck(may_write, channel().0)).unwrap();
         drop(gone);
         (0..100).for_each(|_| buffer.add(b"line\n"));
         buffer.flush(Duration::from_secs(10));

@@ -12,7 +12,9 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 use parking_lot::{Mutex, RwLock};
 
 use super::exposition::Exposition;
-use super::{IsNamed, ModelTry, Observed, Sampled, TelemetryError, began, process};
+use super::{
+    IsNamed, IsOwnTool, ModelTry, Observed, Sampled, TelemetryError, process, start_of_call,
+};
 use crate::bounds::secrets::redacted;
 use crate::event::{
     AuditRecord, CallFailure, Ending, Event, ModelInterrupted, ModelRetried, NetworkUse, RunEvent,
@@ -64,7 +66,7 @@ const COMMIT: [f64; 12] =
 /// Histogram buckets in seconds, for HTTP responses; the longest wait for runs.
 const HTTP: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 600.0];
 
-/// What was built: `unknown` where the build did not name the commit.
+/// The commit that was built; `unknown` if the build did not name it.
 const REVISION: &str = match option_env!("TOOLLOOP_REVISION") {
     Some(revision) => revision,
     None => "unknown",
@@ -73,6 +75,7 @@ const REVISION: &str = match option_env!("TOOLLOOP_REVISION") {
 pub(super) struct Metrics {
     recorded: PrometheusHandle,
     is_named: IsNamed,
+    is_own_tool: IsOwnTool,
     runs: Family<(&'static str, &'static str), Counter>,
     runs_in_flight: Gauge,
     run_duration: Family<(), Histogram>,
@@ -101,7 +104,10 @@ struct Family<Rest, Handle> {
 
 impl Metrics {
     /// Installs the process-wide recorder.
-    pub(super) fn install(is_named: IsNamed) -> Result<Self, TelemetryError> {
+    pub(super) fn install(
+        is_named: IsNamed,
+        is_own_tool: IsOwnTool,
+    ) -> Result<Self, TelemetryError> {
         let recorded = recorder().map_err(|error| TelemetryError::Metrics(error.to_string()))?;
         describe();
         gauge!(STREAMS_OPEN).set(0.0);
@@ -116,6 +122,7 @@ impl Metrics {
         Ok(Self {
             recorded,
             is_named,
+            is_own_tool,
             runs: Family::new(|agent, (status, reason)| {
                 counter!(
                     RUNS,
@@ -187,7 +194,7 @@ impl Metrics {
                 }
                 RunEvent::ToolCallCompleted(call) => self.tool_completed(events, at, call),
                 RunEvent::ToolCallBlocked(call) => {
-                    self.tool_calls.of(&call.tool, "blocked").increment(1);
+                    self.tool_calls.of(self.tool_label(&call.tool), "blocked").increment(1);
                 }
                 RunEvent::RunCompleted(ending)
                 | RunEvent::RunFailed(ending)
@@ -266,22 +273,28 @@ impl Metrics {
         format!("{provider}/{model}")
     }
 
+    /// The name of one of the service's tools; callers and models choose others.
+    fn tool_label<'t>(&self, tool: &'t str) -> &'t str {
+        if (self.is_own_tool)(tool) { tool } else { OTHER }
+    }
+
     /// A call that a limit prevented is not counted.
     fn tool_completed(&self, events: &[Event], at: usize, call: &ToolCallCompleted) {
+        let own = self.tool_label(&call.tool);
         let (tool, outcome) = match call.failure {
             _ if call.target != CallTarget::Tool => return,
-            None => (call.tool.as_str(), "succeeded"),
+            None => (own, "succeeded"),
             Some(CallFailure::NotExecuted) => return,
-            Some(CallFailure::Cancelled) => (call.tool.as_str(), "cancelled"),
+            Some(CallFailure::Cancelled) => (own, "cancelled"),
             Some(CallFailure::UnknownTool) => (OTHER, "failed"), // the name is the model's invention
-            Some(_) => (call.tool.as_str(), "failed"),
+            Some(_) => (own, "failed"),
         };
         self.tool_calls.of(tool, outcome).increment(1);
         if let Some(NetworkUse { requests, refused, announced: 0, .. }) = call.network {
             self.program_requests.of(tool, "sent").increment(requests);
             self.program_requests.of(tool, "refused").increment(refused);
         }
-        let began = began(events, at, call.call_id, call.duration_ms);
+        let began = start_of_call(events, at, call.call_id, call.duration_ms);
         let ended = events.get(at).map_or(began, |event| event.at);
         self.tool_call_duration.record((ended - began).to_std().unwrap_or_default());
     }
@@ -329,7 +342,7 @@ impl Metrics {
     }
 }
 
-/// What the store was asked for; what it could not say is left out.
+/// The gauges that were read from the store; unknown ones are left out.
 fn write_samples(exposition: &mut Exposition, sampled: Sampled<'_>) {
     exposition.single((QUEUE_DEPTH, "gauge", "Queued runs of all replicas."), sampled.queued);
     let help =

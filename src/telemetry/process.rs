@@ -1,6 +1,6 @@
 //! Figures of this process, as every Prometheus client names them, from `/proc`.
 //!
-//! What cannot be read, where there is no `/proc`, is left out.
+//! Figures that cannot be read, e.g. where there is no `/proc`, are left out.
 
 use std::fs;
 

@@ -23,7 +23,7 @@ use opentelemetry_sdk::trace::{
 };
 use parking_lot::Mutex;
 
-use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
+use super::{ModelTry, Observed, TelemetryError, TraceSettings, before_by_ms, start_of_call};
 use crate::clock;
 use crate::event::{CallFailure, Ending, Event, ModelResponded, RunEvent};
 use crate::message::{CallTarget, Usage};
@@ -110,7 +110,7 @@ impl Traces {
                     self.child(origin.trace.span(place), content);
                 }
                 RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
-                    let began = began(events, at, call.call_id, call.duration_ms);
+                    let began = start_of_call(events, at, call.call_id, call.duration_ms);
                     let error = call.failure.map(error_type);
                     let tool = if call.failure == Some(CallFailure::UnknownTool) {
                         "unknown"
@@ -183,7 +183,7 @@ impl Traces {
         let content = SpanContent {
             name: format!("chat {}", tried.model).into(),
             kind: SpanKind::Client,
-            began: earlier(ended, u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+            began: before_by_ms(ended, u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
             ended,
             attributes,
             error: Some(failure.into()),
@@ -281,7 +281,7 @@ fn chat(
     SpanContent {
         name: format!("chat {model}").into(),
         kind: SpanKind::Client,
-        began: earlier(ended, latency_ms),
+        began: before_by_ms(ended, latency_ms),
         ended,
         attributes,
         error: None,
@@ -345,7 +345,7 @@ fn invoke_agent(
         KeyValue::new("toolloop.termination_reason", ending.outcome.reason().as_str()),
     ]);
     about_run(&mut attributes, origin);
-    let began = began_of_run(origin.created_at, event.at, ending.latency_ms);
+    let began = run_span_start(origin.created_at, event.at, ending.latency_ms);
     SpanContent {
         name: format!("invoke_agent {}", origin.agent).into(),
         kind: SpanKind::Internal,
@@ -377,9 +377,9 @@ fn model_of<'a>(
 
 /// The start of a run's span. Latencies are rounded down to milliseconds, so one is added, lest a
 /// child span begin before its parent. Without a known latency it is when the run was accepted.
-fn began_of_run(accepted: DateTime<Utc>, ended: DateTime<Utc>, latency_ms: u64) -> DateTime<Utc> {
+fn run_span_start(accepted: DateTime<Utc>, ended: DateTime<Utc>, latency_ms: u64) -> DateTime<Utc> {
     let began =
-        if latency_ms == 0 { accepted } else { earlier(ended, latency_ms + 1).max(accepted) };
+        if latency_ms == 0 { accepted } else { before_by_ms(ended, latency_ms + 1).max(accepted) };
     began.min(ended)
 }
 
@@ -453,7 +453,7 @@ mod tests {
             ("the clock went back", -5, 0, -5),
         ];
         for (case, ended, latency, began) in table {
-            assert_eq!(began_of_run(accepted, micros(ended), latency), micros(began), "{case}");
+            assert_eq!(run_span_start(accepted, micros(ended), latency), micros(began), "{case}");
         }
     }
 }

@@ -1,9 +1,8 @@
-//! Calls that need an approval: what is asked, what an approval is, and what the audit log
-//! keeps of a decision.
+//! Calls that need an approval: the question, the approval, and the audit records of decisions.
 //!
-//! An approval is bound to the arguments that were shown, or to those that the approver put in
-//! their place. It answers the gate's question for one and nothing else: arguments are checked and
-//! judged like any others.
+//! An approval is bound to the arguments that were shown, or to those with which the approver replaced
+//! them. It only satisfies the gate's demand for an approval: the arguments are checked and judged like
+//! any others.
 
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ use crate::governance::{Call, Decision, Gate};
 use crate::message::canonical_json;
 use crate::run::{Action, Labels};
 
-/// Begins the last sentence of the reason of a call that is asked about anew.
+/// Begins the last sentence of the reason when an approval is requested again.
 pub const LAPSED: &str = "An earlier approval lapsed: ";
 
 /// A person's approval of a call.
@@ -26,24 +25,24 @@ pub const LAPSED: &str = "An earlier approval lapsed: ";
 pub struct Granted<'a> {
     /// Who approved.
     pub by: &'a str,
-    /// Other arguments than the model's.
+    /// Arguments that replace the model's.
     pub arguments: Option<&'a Value>,
     /// What the approver was shown.
     pub basis: &'a ApprovalBasis,
-    /// What the call would have done then, with these arguments; empty where that was not kept.
+    /// The actions of the call at that time, with these arguments; empty if they were not recorded.
     pub actions: &'a [Action],
 }
 
-/// What was decided on a call before it is prepared.
+/// Earlier decisions on a call that is prepared again.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Decided<'a> {
     pub approval: Option<Granted<'a>>,
-    /// Whether it was started, and is made again: its arguments were checked and it was let pass by
-    /// what was declared then.
+    /// Whether the call was started before and is repeated: its arguments were checked, and the gate let
+    /// it pass, under the declarations of that time.
     pub was_started: bool,
-    /// What the tool asked for when it was made before.
+    /// The answer to the tool's question in an earlier execution of the call.
     pub input: Option<&'a InputGiven>,
-    /// What is known of it, where a crash interrupted it and its tool can be asked about it.
+    /// The recorded start of the call, if a crash interrupted it and its tool can be asked about it.
     pub interrupted: Option<&'a Interrupted>,
 }
 
@@ -62,8 +61,8 @@ impl Granted<'_> {
             .then(|| format!("{LAPSED}the tool's declaration has changed."))
     }
 
-    /// The same, where the call would now do something else than was approved, or where the run has
-    /// read more since and its rules judge the call otherwise for that.
+    /// Why the approval lapsed: the call would now do something else than was approved, or the run has
+    /// read more since, and its rules judge the call differently because of that.
     pub(super) fn lapsed(&self, gate: &Gate, scopes: &[String], call: &Call<'_>) -> Option<String> {
         let (actions, approved) = (&*call.actions, self.actions);
         let goes_beyond = actions.len() != approved.len()
@@ -72,13 +71,13 @@ impl Granted<'_> {
             return Some(format!("{LAPSED}the call would now do something else."));
         }
         let new = call.labels.without(self.basis.labels);
-        (!new.are_none() && gate.judges_otherwise(scopes, call, self.basis.labels)).then(|| {
+        (!new.are_none() && gate.decides_differently(scopes, call, self.basis.labels)).then(|| {
             let read = new.names().join(" and ");
             format!("{LAPSED}the run has since read {read} data.")
         })
     }
 
-    /// What is said of a call that passes without the approval.
+    /// The note on a call that passes without the approval.
     pub(super) fn not_needed(&self) -> String {
         let why = match self.arguments {
             Some(_) => "with arguments that need no approval",
@@ -91,7 +90,7 @@ impl Granted<'_> {
 /// A call that needs an approval first.
 #[derive(Debug)]
 pub struct Escalated {
-    /// What a decision is bound to.
+    /// The arguments that a decision is bound to.
     pub arguments: Value,
     /// What the gate judged.
     pub actions: Arc<[Action]>,
@@ -103,7 +102,7 @@ pub struct Escalated {
     pub audit: AuditRecord,
 }
 
-/// What the audit log keeps of a call that the caller has executed.
+/// The audit record of a call that the caller executed.
 pub fn executed_by_caller(
     call_id: Uuid,
     tool: &str,
@@ -117,7 +116,7 @@ pub fn executed_by_caller(
     AuditRecord { outcome, result_bytes: Some(content.len() as u64), ..decided }
 }
 
-/// What the audit log keeps of a decision on a call, or of one that was not made in time.
+/// The audit record of a decision on a call, or of a decision that was not made in time.
 pub fn decided(
     call_id: Uuid,
     tool: &str,

@@ -23,7 +23,7 @@ pub fn arguments_of(text: &str, schema: &Schema) -> Result<Value, String> {
     parse(text).and_then(|arguments| check(schema, &arguments).map(|()| arguments))
 }
 
-/// The arguments as an object. Some models write nothing where there is nothing to say.
+/// The arguments as an object. Some models write an empty text instead of `{}`.
 pub(super) fn parse(arguments: &str) -> Result<Value, String> {
     if arguments.len() > MAX_ARGUMENTS {
         let bytes = arguments.len();
@@ -41,7 +41,7 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
     }
 }
 
-/// A whole number, whichever way it is written: `2.0` is an integer for JSON Schema, and for some models.
+/// A non-negative integer, also if it is written as a float: JSON Schema and some models accept `2.0`.
 pub(super) fn whole_number(value: &Value) -> Option<u64> {
     /// Up to here, a float is the number that was written.
     const EXACT: f64 = 9_007_199_254_740_992.0;

@@ -1,4 +1,4 @@
-//! What the audit log keeps of a call's arguments: without what looks like a secret, and capped.
+//! The arguments of a call as the audit log stores them: redacted and capped.
 
 use serde_json::Value;
 

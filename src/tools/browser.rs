@@ -1,8 +1,8 @@
 //! `browser`: pages that need scripts, clicks and keys, in a Chromium without a window.
 //!
-//! This file is the tool as the model and the gate see it. What a page asks of the network is judged
-//! request by request (`traffic`), as that of a program is; a click or a text may send something, so
-//! to the gate each is a request to the page's address.
+//! This file is the tool as the model and the gate see it. Every network request of a page is judged by
+//! itself (`traffic`), like those of programs. A click or an entered text may send something, so the gate
+//! treats each as a request to the page's address.
 
 mod chromium;
 mod connection;
@@ -143,7 +143,8 @@ impl Browser {
             }
             Operation::Open(_) => {
                 let until = since + self.settings.timeout.mul_f64(WAITS);
-                let page = self.pool.page_or_new(context.run_id, until).await;
+                let (run, tenant) = (context.run_id, &context.caller.tenant);
+                let page = self.pool.page_or_new(run, tenant, until).await;
                 page.map_err(|why| {
                     ToolError::ForModel(format!("The browser cannot be used: {why}."))
                 })?
@@ -183,10 +184,10 @@ impl Browser {
             Some(arrived) => saving::files(arrived, &permit, context).await?,
             None => String::new(),
         };
-        let besides = besides(&page, context);
+        let notes = notes_beside(&page, context);
         match done {
-            Ok(told) => Ok(format!("{told}{files}{besides}")),
-            Err(why) => Err(ToolError::ForModel(format!("{why}.{files}{besides}"))),
+            Ok(text) => Ok(format!("{text}{files}{notes}")),
+            Err(why) => Err(ToolError::ForModel(format!("{why}.{files}{notes}"))),
         }
     }
 }
@@ -274,13 +275,13 @@ async fn shown(page: &Page, done: &str, with_text: bool) -> Result<String, Strin
     Ok(format!("{head}\n{text}{cut}\n"))
 }
 
-/// Notes for the model beside the page: which of its requests were not answered, and what else it wanted.
-fn besides(page: &Page, context: &ToolContext) -> String {
+/// Notes for the model in addition to the page: failed requests, and events such as dialogs.
+fn notes_beside(page: &Page, context: &ToolContext) -> String {
     let refusals = context.requests.refusals();
-    let mut told = Vec::new();
+    let mut notes = Vec::new();
     if !refusals.is_empty() {
-        told.push(format!("\nRequests of the page that failed: {}.", refusals.join("; ")));
+        notes.push(format!("\nRequests of the page that failed: {}.", refusals.join("; ")));
     }
-    told.extend(page.notes().into_iter().map(|note| format!("\nNote: {note}.")));
-    told.concat()
+    notes.extend(page.notes().into_iter().map(|note| format!("\nNote: {note}.")));
+    notes.concat()
 }

@@ -13,18 +13,18 @@ pub struct CallOptions {
     pub retries: u32,
     /// How long one try may take, instead of what the run says.
     pub timeout: Option<Duration>,
-    /// How many calls all runs of one caller may make in a minute.
+    /// The calls per minute of all runs of one caller.
     pub per_minute: Option<u32>,
     /// Whether the result of a call that only reads is used again.
     pub cache: bool,
-    /// What becomes of a call that must not be repeated and whose outcome a crash leaves unknown.
+    /// How a call is treated that must not be repeated, and whose outcome is unknown after a crash.
     pub on_unknown_outcome: OnUnknownOutcome,
-    /// What its results label the run.
+    /// The labels that its results give to the run.
     pub yields: Labels,
-    /// Whether that is declared, and holds for what programs read of the network too.
+    /// Whether `yields` is declared, and also holds for what programs read from the network.
     pub declares_yields: bool,
     /// JSON pointers of arguments that are paths of the workspace.
     pub paths: Vec<String>,
-    /// What they do not, whatever was read to make them.
+    /// Labels that its results do not give to the run, whatever was read to produce them.
     pub sanitizes: Labels,
 }

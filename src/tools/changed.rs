@@ -1,8 +1,8 @@
 //! What a call has changed, as its tool reports it.
 //!
-//! It is known once the tool has come to its end: what a call that was cancelled in the middle still
-//! did is unknown. Programs are looked after even then: the result of their call waits for what is
-//! found, and becomes an error where that may not be.
+//! The changes are known once the tool has finished; those of a cancelled call are unknown. The files
+//! of programs are inspected in any case: the result of the call waits for the inspection, and becomes
+//! an error if denied files were found.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::event::{CallFailure, FileChange};
 const MAX_DIFFS: usize = 256 * 1024;
 /// Changes of one call that are listed; those beyond are counted.
 const MAX_CHANGES: usize = 1_000;
-/// How long the result of a call waits for what its programs have left.
+/// How long the result of a call waits for the inspection of the files that its programs left.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// The changes of one call. Cheap to clone.
@@ -32,14 +32,14 @@ struct ChangeLog {
     /// How many changes there are beside the listed ones.
     omitted: u64,
     diffs: usize,
-    /// How many files may be changed whose change was not foreseen; none: any number.
+    /// How many files may be changed that the start of the call did not announce; `None`: any number.
     left: Option<u64>,
     is_complete: bool,
     is_whole: bool,
     is_read_only: bool,
-    /// Closed when what programs have left is looked through.
-    looking: Option<watch::Receiver<()>>,
-    /// What speaks against what they have left.
+    /// Closes when the inspection of the files that programs left has ended.
+    inspection: Option<watch::Receiver<()>>,
+    /// Objections of that inspection.
     objections: Vec<String>,
     /// All paths whose change was reported.
     touched: BTreeSet<String>,
@@ -54,85 +54,88 @@ pub(super) struct Changes {
 }
 
 impl Changed {
-    /// Bounds the files whose change was not foreseen when the call started.
+    /// Bounds the changed files that the start of the call did not announce.
     pub(super) fn within(&self, left: Option<u64>) {
         self.0.lock().left = left;
     }
 
     /// Whether one more such file may be changed.
     pub(super) fn may_add(&self, path: &str) -> bool {
-        let told = self.0.lock();
-        let changed = told.changes.iter().filter(|change| change.path != path).count() as u64;
-        told.left.is_none_or(|left| changed < left)
+        let log = self.0.lock();
+        let changed = log.changes.iter().filter(|change| change.path != path).count() as u64;
+        log.left.is_none_or(|left| changed < left)
     }
 
-    /// Something is changed now.
+    /// Records a change.
     pub fn add(&self, mut change: FileChange) {
-        let mut told = self.0.lock();
-        told.touched.extend([change.path.clone()].into_iter().chain(change.from.clone()));
-        if told.changes.len() >= MAX_CHANGES {
-            told.omitted += 1;
+        let mut log = self.0.lock();
+        log.touched.extend([change.path.clone()].into_iter().chain(change.from.clone()));
+        if log.changes.len() >= MAX_CHANGES {
+            log.omitted += 1;
             return;
         }
-        told.diffs += change.diff.as_ref().map_or(0, String::len);
-        if told.diffs > MAX_DIFFS && change.diff.is_some() {
+        log.diffs += change.diff.as_ref().map_or(0, String::len);
+        if log.diffs > MAX_DIFFS && change.diff.is_some() {
             (change.diff, change.truncated) = (None, true);
         }
-        told.changes.push(change);
+        log.changes.push(change);
     }
 
-    /// What is changed is one change: where a part of it is refused, all of it is.
-    pub(super) fn is_one(&self) {
+    /// All changes of the call are one: if a part of them is refused, all of them are.
+    pub(super) fn make_atomic(&self) {
         self.0.lock().is_whole = true;
     }
 
-    /// Nothing will be changed any more.
+    /// The recorded changes are complete.
     pub fn complete(&self) {
         self.0.lock().is_complete = true;
     }
 
-    /// Nothing can be changed; no look at the files is needed to know that.
+    /// The call cannot change anything, so that no inspection is needed.
     pub(super) fn is_read_only(&self) {
         self.0.lock().is_read_only = true;
     }
 
-    /// What programs have left is being looked through, until this is closed.
-    pub(super) fn looked_through(&self, until: watch::Receiver<()>) {
-        self.0.lock().looking = Some(until);
+    /// The files that programs left are being inspected until this channel closes.
+    pub(super) fn inspected_until(&self, until: watch::Receiver<()>) {
+        self.0.lock().inspection = Some(until);
     }
 
-    /// Something that programs have left speaks against the call.
+    /// Records an objection to files that programs left.
     pub(super) fn object(&self, objection: String) {
         self.0.lock().objections.push(objection);
     }
 
-    /// Waits until what programs have left is looked through.
+    /// Waits until the files that programs left are inspected.
     pub(super) async fn settled(&self) {
-        let looking = self.0.lock().looking.clone();
-        let Some(mut looking) = looking else { return };
-        let until_closed = async { while looking.changed().await.is_ok() {} };
+        let inspection = self.0.lock().inspection.clone();
+        let Some(mut inspection) = inspection else { return };
+        let until_closed = async { while inspection.changed().await.is_ok() {} };
         let in_time = tokio::time::timeout(MAX_WAIT, until_closed).await;
-        let mut told = self.0.lock();
-        if in_time.is_err() && told.looking.take().is_some() {
+        let mut log = self.0.lock();
+        if in_time.is_err() && log.inspection.take().is_some() {
             let message = "The programs did not end in time, so it is not known what they have left in the workspace.";
-            told.objections.push(message.to_owned());
+            log.objections.push(message.to_owned());
         }
     }
 
-    /// The result of the call when what its programs have left is known.
-    pub(super) async fn weighed(&self, result: Result<String, Failure>) -> Result<String, Failure> {
+    /// The result of the call after the inspection: an error if there are objections.
+    pub(super) async fn with_objections(
+        &self,
+        result: Result<String, Failure>,
+    ) -> Result<String, Failure> {
         self.settled().await;
         let objections = std::mem::take(&mut self.0.lock().objections).join("\n");
         if objections.is_empty() {
             return result;
         }
         Err(match result {
-            Ok(text) => Failure::Told(
+            Ok(text) => Failure::ForModel(
                 CallFailure::ToolError,
                 format!("{objections}\nThe answer of the call was: {text}"),
             ),
-            Err(Failure::Told(failure, message)) => {
-                Failure::Told(failure, format!("{message}\n{objections}"))
+            Err(Failure::ForModel(failure, message)) => {
+                Failure::ForModel(failure, format!("{message}\n{objections}"))
             }
             Err(other) => other,
         })
@@ -140,17 +143,17 @@ impl Changed {
 
     /// What the call has changed, to be kept.
     pub fn touched(&self) -> Touched {
-        let told = self.0.lock();
-        let is_all = told.is_complete || told.is_read_only;
-        let is_whole = told.is_complete && told.is_whole;
-        Touched { paths: told.touched.clone(), is_all, is_whole }
+        let log = self.0.lock();
+        let is_all = log.is_complete || log.is_read_only;
+        let is_whole = log.is_complete && log.is_whole;
+        Touched { paths: log.touched.clone(), is_all, is_whole }
     }
 
     /// All changes, where they are known.
     pub(super) fn take(&self) -> Changes {
-        let mut told = self.0.lock();
-        let changes = std::mem::take(&mut told.changes);
-        let (listed, omitted) = (told.is_complete.then_some(changes), told.omitted);
+        let mut log = self.0.lock();
+        let changes = std::mem::take(&mut log.changes);
+        let (listed, omitted) = (log.is_complete.then_some(changes), log.omitted);
         Changes { omitted: if listed.is_some() { omitted } else { 0 }, listed }
     }
 }

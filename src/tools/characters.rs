@@ -1,14 +1,14 @@
-//! In which characters the body of an answer is written: by a mark at its start, by its content
-//! type, or by what its first words say.
+//! The character encoding of the body of an answer: by its byte order mark, its content type, or a
+//! declaration in its first bytes.
 
 use encoding_rs::{CoderResult, Encoding, UTF_8, UTF_16BE, UTF_16LE, WINDOWS_1252};
 use http::header::CONTENT_TYPE;
 
 use crate::outbound::Response;
 
-/// Bytes at the start of a page in which it may say in which characters it is written.
+/// Bytes at the start of a page in which it may declare its encoding.
 const PROLOGUE: usize = 1024;
-/// Bytes that a decoder wants to have left before it goes on.
+/// Bytes that a decoder needs in its output buffer to make progress.
 const SLACK: usize = 16;
 
 pub(super) fn content_type(response: &Response) -> &str {
@@ -26,13 +26,13 @@ pub(super) fn may_be_text(start: &[u8], kind: &str) -> bool {
     Encoding::for_bom(start).is_some() || charset(kind).is_some_and(is_wide) || !start.contains(&0)
 }
 
-/// The characters that a body says it has.
+/// The encoding that a body, or its content type, declares.
 pub(super) fn said(body: &[u8], kind: &str, is_page: bool) -> Option<&'static Encoding> {
     let mark = Encoding::for_bom(body).map(|(encoding, _)| encoding);
     mark.or_else(|| charset(kind)).or_else(|| written(body, is_page))
 }
 
-/// The characters of a body that says nothing of them.
+/// The encoding that is assumed for a body without a declaration.
 pub(super) fn usual(body: &[u8], kind: &str) -> &'static Encoding {
     match std::str::from_utf8(body) {
         Err(_) if !bare_type(kind).contains("json") => WINDOWS_1252,

@@ -1,26 +1,28 @@
-//! Calls of tools that the caller executes: judged like others, and then the caller's.
+//! Calls of tools that the caller executes: they are judged like others, and then left to the caller.
 //!
-//! Nothing is executed here. What such a call does is what the caller declared: it passes the rules
-//! on names, autonomy, skills and flow. The caller needs no scope for tools of its own.
+//! Nothing is executed here. Such a call does what the caller declared, and must pass the rules on
+//! names, autonomy, skills and flow. The caller needs no scope for its own tools.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
 use super::approval::{Escalated, Granted};
+use super::arguments;
 use super::audit_arguments::shown;
 use super::executor::Executor;
-use super::interceptors::{Intercepted, Returned, Seen};
+use super::interceptors::{CallView, Intercepted, Returned};
 use super::results::{
-    Finished, blocked, error_text, escalated, intercepted, not_admitted, not_executed,
+    Finished, blocked, error_text, escalated, intercepted, not_admitted, not_executed, refused,
 };
 use super::run_scope::RunScope;
+use crate::bounds::schema::Schema;
 use crate::event::{AuditRecord, CallFailure, ToolCallCompleted};
 use crate::governance::{Action, Call, Decision, Objection, Verdict};
 use crate::message::{ToolCall, canonical_json};
 use crate::run::{ClientTool, Effect};
 
-/// What becomes of such a call.
+/// The decision on such a call.
 #[derive(Debug)]
 pub enum ClientCall {
     /// The caller executes it.
@@ -52,13 +54,56 @@ impl ClientPermit {
 }
 
 impl Executor {
-    /// Judges a call of a tool whose arguments match its schema. Those of an approval replace them.
+    /// The arguments as the interceptors leave them, where they still match their schema; or the call's
+    /// result.
+    fn rewritten_for_caller(
+        &self,
+        call: &ToolCall,
+        (mut arguments, is_edited): (Value, bool),
+        actions: &Arc<[Action]>,
+        scope: &RunScope,
+        schema: Option<&Schema>,
+    ) -> Result<Value, Box<Finished>> {
+        let (tool, inputs) = (call.name.as_str(), &*scope.inputs);
+        let directory = scope.workspace.directory();
+        let mut changed_by = None;
+        for interceptor in self.interceptors.before(tool, is_edited) {
+            let seen = CallView {
+                tool,
+                arguments: &arguments,
+                inputs,
+                actions: Some(actions),
+                directory: &directory,
+            };
+            match interceptor.judge(&seen) {
+                Intercepted::Untouched => {}
+                Intercepted::Rewritten(rewritten) => {
+                    (arguments, changed_by) = (rewritten, Some(interceptor.place()));
+                }
+                Intercepted::Blocked(reason) => {
+                    let actions = Arc::clone(actions);
+                    return Err(Box::new(intercepted(call, &reason, &arguments, actions)));
+                }
+            }
+        }
+        if let (Some(place), Some(schema)) = (changed_by, schema)
+            && let Err(message) = arguments::check(schema, &arguments)
+        {
+            let message = format!("Interceptor {place} changed the arguments. {message}");
+            return Err(Box::new(refused(call, CallFailure::InvalidArguments, &message)));
+        }
+        Ok(arguments)
+    }
+
+    /// Judges a call of a tool whose arguments match its schema. Those of an approval replace them; those
+    /// that an interceptor changes must match it again.
     pub fn judge_client_call(
         &self,
         call: &ToolCall,
         (tool, arguments): (&ClientTool, Value),
         scope: &RunScope,
         approval: Option<Granted<'_>>,
+        schema: Option<&Schema>,
     ) -> ClientCall {
         let actions: Arc<[Action]> = [tool.action()].into();
         let question = Call {
@@ -80,26 +125,12 @@ impl Executor {
         let approval = held.or(approval.map(|granted| Granted { arguments: None, ..granted }));
         let edited = approval.and_then(|granted| granted.arguments).cloned();
         let is_edited = edited.is_some();
-        let mut arguments = edited.unwrap_or(arguments);
-        for interceptor in self.interceptors.before(&call.name, is_edited) {
-            let (tool, inputs) = (call.name.as_str(), &*scope.inputs);
-            let directory = scope.workspace.directory();
-            let seen = Seen {
-                tool,
-                arguments: &arguments,
-                inputs,
-                actions: Some(&actions),
-                directory: &directory,
-            };
-            match interceptor.judge(&seen) {
-                Intercepted::Untouched => {}
-                Intercepted::Rewritten(rewritten) => arguments = rewritten,
-                Intercepted::Blocked(reason) => {
-                    let refused = intercepted(call, &reason, &arguments, actions);
-                    return ClientCall::Answered(Box::new(refused));
-                }
-            }
-        }
+        let arguments = edited.unwrap_or(arguments);
+        let arguments = (arguments, is_edited);
+        let arguments = match self.rewritten_for_caller(call, arguments, &actions, scope, schema) {
+            Ok(arguments) => arguments,
+            Err(answered) => return ClientCall::Answered(answered),
+        };
         let question = Call { approved_by: held.map(|granted| granted.by), ..question };
         let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
         match self.judge(&own_tools, question) {

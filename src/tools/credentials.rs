@@ -1,4 +1,4 @@
-//! Secrets of the operator's that the proxy adds to requests of programs, which never have them.
+//! Secrets of the operator that the proxy adds to requests of programs; the programs never see them.
 //!
 //! A program asks for `http://HOST/…`, and the request goes on to `https://HOST/…` with the secret
 //! in a header. For git, variables replace `https://` by `http://` in the addresses in question. A
@@ -20,7 +20,7 @@ pub struct Credential {
     pub value: HeaderValue,
 }
 
-/// What an agent may name: credentials, and why there are none of that name.
+/// The credentials that an agent may name, or why one is not available.
 pub type Credentials = BTreeMap<String, Result<Credential, String>>;
 
 impl Credential {
@@ -45,7 +45,8 @@ impl Credential {
         headers.insert(self.header.clone(), self.value.clone());
     }
 
-    /// Keeps a redirect on the way that secrets are added on.
+    /// Rewrites a redirect so that the next request goes through the proxy without TLS, too, and gets the
+    /// secret.
     pub(super) fn relocate(&self, headers: &mut HeaderMap) {
         let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
         let Some(location) = location.and_then(|text| address::read(text).ok()) else { return };
@@ -59,7 +60,7 @@ impl Credential {
     }
 }
 
-/// Variables that lead git there.
+/// Environment variables that make git send its requests to the proxy without TLS.
 pub(super) fn variables(credentials: &[Credential]) -> Vec<(String, String)> {
     let secured: Vec<_> = credentials.iter().filter(|it| it.url.scheme() == "https").collect();
     if secured.is_empty() {

@@ -1,11 +1,11 @@
 //! Tools that the operator declares in files: one `<set>.yaml` a set, in `tools_dir`.
 //!
-//! This file reads the directory and says which files are broken; a broken file has no tools, and
-//! keeps no other from having them. What an entry is made of is in `declared/`: `file` has the
-//! shape, `script` the tools that are programs, `http` those that send requests, `reconcile` how both are
-//! asked what became of a call, `outcome` what they answer, `mapping` how
-//! arguments become one, `form` a body that is a form, `openapi` what is imported from a description of
-//! an API, `written` how that becomes a file. Files are read at start.
+//! This file reads the directory at start and reports broken files. A broken file provides no tools, and
+//! does not affect other files. The parts are in `declared/`: `file` is the format, `script` the tools
+//! that are programs, `http` those that send requests, `reconcile` the queries about interrupted calls,
+//! `outcome` their answers, `mapping` the way from arguments to a request, `form` bodies that are forms,
+//! `openapi` the import from the description of an API, and `written` the output of imported tools as a
+//! file.
 
 mod answer;
 mod file;
@@ -43,7 +43,7 @@ const MAX_DOCUMENT: u64 = 32 * 1024 * 1024;
 /// The value of an environment variable.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// What the tools of all files work with.
+/// The services that the tools of all files use.
 #[derive(Clone, Copy)]
 pub struct Surroundings<'a> {
     pub environment: Environment<'a>,
@@ -61,11 +61,11 @@ struct Place<'a> {
 /// The tools of one file.
 struct Set {
     tools: Vec<Arc<dyn Tool>>,
-    /// What its imported operations do without.
+    /// The parts of imported operations that are left out.
     left_out: Vec<String>,
 }
 
-/// A file whose tools there are not.
+/// A file whose tools cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokenFile {
     /// Its name beneath the directory.
@@ -98,7 +98,7 @@ impl Wrong {
 pub struct Declared {
     pub tools: Vec<Arc<dyn Tool>>,
     pub broken: Vec<BrokenFile>,
-    /// What imported operations do without, each with the file that names them.
+    /// The parts of imported operations that are left out, each with the file that names the operation.
     pub left_out: Vec<(String, String)>,
     /// The environment variables that are asked for, each with the first file that names it.
     pub variables: BTreeMap<String, String>,

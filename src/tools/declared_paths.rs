@@ -12,8 +12,8 @@ use crate::run::Effect;
 /// Paths in the arguments of one call.
 const MAX_PATHS: usize = 1000;
 
-/// What a call would do, and that it reads the files that these JSON pointers find in its arguments,
-/// and writes them unless it only reads.
+/// The actions of a call, and in addition: it reads the files whose paths stand in its arguments at
+/// these JSON pointers, and writes them unless it only reads.
 ///
 /// # Errors
 /// [`ToolError::ForModel`] where there is something else than paths, or a path that leaves the

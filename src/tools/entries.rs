@@ -1,5 +1,5 @@
-//! What is in a directory, with as few calls of the system as that takes: programs may have made very many
-//! entries, and each of them is looked at before and after a call.
+//! Reads the entries of a directory with few system calls: programs may have created very many entries,
+//! and each of them is inspected before and after a call.
 
 use std::ffi::OsStr;
 use std::io;

@@ -21,9 +21,9 @@ use super::audit_arguments::shown;
 pub use super::call_options::CallOptions;
 use super::changed::Changes;
 use super::guarded::{Failure, audited, guarded};
-use super::interceptors::{Intercepted, Interceptors, Returned, Seen};
+use super::interceptors::{CallView, Intercepted, Interceptors, Returned};
 use super::mcp::Unlisted;
-use super::offered::{Asked, Considered, Offered, Unprepared};
+use super::offered::{CallRequest, Offered, PlannedCall, Unprepared};
 pub use super::ready::Ready;
 use super::results::{
     FatalToolError, Finished, awaiting_child, awaiting_input, blocked, error_text, escalated,
@@ -45,9 +45,9 @@ use reconciling::unsettled;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest such wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Who approves a call that is made again.
+/// Named as the approver of a call that is repeated.
 const EARLIER_DECISION: &str = "the decision with which it was started";
-/// What is said in addition of a call that cannot be made again.
+/// Added to the result of a call that cannot be repeated.
 const GONE_MEANWHILE: &str =
     "; the call was started before, and it is unknown whether it took effect";
 /// The longest wait that a service may ask for; where it asks for more, its answer is the result.
@@ -59,6 +59,7 @@ pub struct Executor {
     pub(super) gate: Gate,
     pub(super) interceptors: Interceptors,
     unlisted: Vec<Unlisted>,
+    left_out: Option<String>,
 }
 
 /// A tool's input schema is invalid.
@@ -117,6 +118,7 @@ impl Executor {
             gate,
             interceptors: Interceptors::default(),
             unlisted: Vec::new(),
+            left_out: None,
         })
     }
 
@@ -126,7 +128,7 @@ impl Executor {
         Self { interceptors, ..self }
     }
 
-    /// The same, with the entry of the definition's list of tools that means each.
+    /// The same, where each tool knows the entry of the definition's list of tools that names it.
     #[must_use]
     pub fn listed(mut self, entry: impl Fn(&str) -> Option<String>) -> Self {
         for offered in &mut self.tools {
@@ -135,10 +137,21 @@ impl Executor {
         self
     }
 
-    /// The same, beside servers whose tools are not known.
+    /// The same, with servers whose tools are unknown.
     #[must_use]
     pub fn beside(self, unlisted: Vec<Unlisted>) -> Self {
         Self { unlisted, ..self }
+    }
+
+    /// The same, with a note about tools that are left out.
+    #[must_use]
+    pub fn without(self, left_out: Option<String>) -> Self {
+        Self { left_out, ..self }
+    }
+
+    /// The note about tools that are left out.
+    pub fn left_out(&self) -> Option<&str> {
+        self.left_out.as_deref()
     }
 
     /// The servers whose tools are not known.
@@ -175,13 +188,13 @@ impl Executor {
         self.named(tool).and_then(|offered| offered.options.per_minute)
     }
 
-    /// What the result of a call labels a run that did not see the call end.
+    /// The labels that the result of a call gives to a run that did not see the call end.
     pub fn yields_of_reported(&self, tool: &str) -> Labels {
         let Some(Offered { options, .. }) = self.named(tool) else { return Labels::UNTRUSTED };
         options.yields.without(options.sanitizes)
     }
 
-    /// Checks arguments against a tool's schema. Those of an unknown tool are not judged.
+    /// Checks arguments against a tool's schema. Arguments of an unknown tool pass.
     ///
     /// # Errors
     /// What is wrong, for the model.
@@ -208,11 +221,12 @@ impl Executor {
             return Ok(Prepared::Answered(self.unknown(call, was_started)));
         };
         let has_network = self.gate.has_network();
-        let asked = Asked { call, slot, scope, offered, place, has_network, was_started, input };
+        let asked =
+            CallRequest { call, slot, scope, offered, place, has_network, was_started, input };
         let may_lapse = approval.filter(|_| !was_started);
         let outdated = may_lapse.and_then(|it| it.outdated(Some(&offered.hash)));
         let judged = match self.judge_with(&asked, approval, outdated).await {
-            // What the approver has edited lapses with the approval.
+            // The approver's edited arguments lapse with the approval.
             Ok(Judged { lapsed: Some(why), .. })
                 if approval.is_some_and(|it| it.arguments.is_some()) =>
             {
@@ -230,7 +244,7 @@ impl Executor {
     /// Judges a call, with the arguments of an approval unless that is outdated.
     async fn judge_with(
         &self,
-        asked: &Asked<'_>,
+        asked: &CallRequest<'_>,
         approval: Option<Granted<'_>>,
         outdated: Option<String>,
     ) -> Result<Judged, Unprepared> {
@@ -239,10 +253,10 @@ impl Executor {
         let edited = held.and_then(|granted| granted.arguments);
         let is_edited = edited.is_some();
         let arguments = asked.arguments(edited).map_err(Unprepared::Answered)?;
-        let (arguments, considered) = self.intercept(asked, arguments, is_edited).await?;
+        let (arguments, planned) = self.intercept(asked, arguments, is_edited).await?;
         let is_as_written = !is_edited && !self.interceptors.may_rewrite(&call.name);
-        let unlike_written = if is_as_written { None } else { asked.unlike_written(&arguments) };
-        let Considered { canonical, context, actions } = considered;
+        let rewritten = if is_as_written { None } else { asked.if_rewritten(&arguments) };
+        let PlannedCall { canonical, context, actions } = planned;
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
@@ -281,7 +295,7 @@ impl Executor {
                     sandbox: tool.sandbox_level(),
                     circumstances: Circumstances::default(),
                     reconcilable_by: offered.reconcilable_by(effect),
-                    arguments: unlike_written,
+                    arguments: rewritten,
                 };
                 let is_concurrent = effect == Effect::Read || tool.info().concurrent;
                 Prepared::Ready(Ready {
@@ -294,6 +308,7 @@ impl Executor {
                     pattern,
                     allowance: offered.allowance(decision, allowance),
                     is_concurrent,
+                    was_started: asked.was_started,
                     shown_arguments,
                     reconciliation: None,
                 })
@@ -319,11 +334,9 @@ impl Executor {
     /// may be there all the same.
     fn unknown(&self, call: &ToolCall, was_started: bool) -> Finished {
         let unlisted = self.unlisted.iter().find(|server| server.has(&call.name));
-        let mut message = unlisted
+        let message = unlisted
             .map_or_else(|| format!("Unknown tool {}", shortened(&call.name)), Unlisted::why);
-        if was_started {
-            message.push_str(GONE_MEANWHILE);
-        }
+        let message = if was_started { gone(&message) } else { message };
         refused(call, CallFailure::UnknownTool, &message)
     }
 
@@ -338,44 +351,45 @@ impl Executor {
     /// before it left. Arguments that an approver has edited may be blocked and stay what they are.
     async fn intercept(
         &self,
-        asked: &Asked<'_>,
+        asked: &CallRequest<'_>,
         mut arguments: Value,
         is_edited: bool,
-    ) -> Result<(Value, Considered), Unprepared> {
+    ) -> Result<(Value, PlannedCall), Unprepared> {
         let tool = &asked.call.name;
         let directory = asked.scope.workspace.directory();
         // Until the arguments are changed.
-        let mut considered: Option<Considered> = None;
+        let mut planned: Option<PlannedCall> = None;
         let mut changed_by = None;
         for interceptor in self.interceptors.before(tool, is_edited) {
-            if considered.is_none() && interceptor.looks_at_paths() {
-                considered = Some(asked.actions(&arguments, changed_by.take()).await?);
+            if planned.is_none() && interceptor.looks_at_paths() {
+                planned = Some(asked.actions(&arguments, changed_by.take()).await?);
             }
             let inputs = &asked.scope.inputs;
-            let actions = considered.as_ref().map(|considered| considered.actions.as_slice());
-            let seen = Seen { tool, arguments: &arguments, inputs, actions, directory: &directory };
-            match interceptor.judge(&seen) {
+            let actions = planned.as_ref().map(|planned| planned.actions.as_slice());
+            let view =
+                CallView { tool, arguments: &arguments, inputs, actions, directory: &directory };
+            match interceptor.judge(&view) {
                 Intercepted::Untouched => {}
                 Intercepted::Rewritten(rewritten) => {
-                    (arguments, considered) = (rewritten, None);
+                    (arguments, planned) = (rewritten, None);
                     changed_by = Some(interceptor.place());
                 }
                 Intercepted::Blocked(reason) => {
-                    let considered = match considered {
+                    let planned = match planned {
                         None => asked.actions(&arguments, changed_by).await.ok(),
                         known => known,
                     };
-                    let actions = considered.map(|it| Action::recorded(&it.actions.into()));
+                    let actions = planned.map(|it| Action::recorded(&it.actions.into()));
                     let actions = actions.unwrap_or_default();
                     return Err(intercepted(asked.call, &reason, &arguments, actions).into());
                 }
             }
         }
-        let considered = match considered {
-            Some(considered) => considered,
+        let planned = match planned {
+            Some(planned) => planned,
             None => asked.actions(&arguments, changed_by).await?,
         };
-        Ok((arguments, considered))
+        Ok((arguments, planned))
     }
 
     /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own
@@ -396,10 +410,10 @@ impl Executor {
         let announced = Consumption::of(ready.permit.actions()).network_requests;
         ready.context.requests.announced(announced);
         let result = self.attempted(&ready, scope, cancel).await;
-        let result = ready.context.changed.weighed(result).await;
+        let result = ready.context.changed.with_objections(result).await;
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let (outcome, told) = audited(&result);
-        let audit = ready.audit(outcome, duration_ms, told);
+        let (outcome, text) = audited(&result);
+        let audit = ready.audit(outcome, duration_ms, text);
         let network = ready.context.requests.totals();
         let (requests, audit) = ready.context.requests.audited(audit);
         let (requests, audit) = ready.records(&result, requests, audit);
@@ -444,7 +458,7 @@ impl Executor {
                 let completed = completed(text, None);
                 Ok(Finished { requests, activates, yields, ..finished(completed, Some(audit)) })
             }
-            Err(Failure::Told(failure, message)) => {
+            Err(Failure::ForModel(failure, message)) => {
                 let completed = completed(message, Some(failure));
                 Ok(Finished { requests, yields, ..finished(completed, Some(audit)) })
             }
@@ -468,7 +482,7 @@ impl Executor {
         }
     }
 
-    /// What the result of an executed call labels the run.
+    /// The labels that the result of an executed call gives to the run.
     fn yields_of(&self, ready: &Ready, has_failed: bool) -> Labels {
         let Some(Offered { options, .. }) = self.tools.get(ready.tool) else {
             return Labels::default();
@@ -507,7 +521,7 @@ impl Executor {
             let done = guarded(limit, ready.effect(), work).await;
             let requests = &ready.context.requests;
             let asked = requests.take_pause().unwrap_or_default();
-            let may_repeat = matches!(done, Err(Failure::Told(..)));
+            let may_repeat = matches!(done, Err(Failure::ForModel(..)));
             if !may_repeat || requests.is_over_budget() || asked > LONGEST_ASKED {
                 return done;
             }
@@ -520,6 +534,11 @@ impl Executor {
         let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
         guarded(limit, ready.effect(), work).await
     }
+}
+
+/// Why a call cannot be made again.
+fn gone(why: &str) -> String {
+    format!("{}{GONE_MEANWHILE}", why.trim_end_matches('.'))
 }
 
 #[cfg(test)]

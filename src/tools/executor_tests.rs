@@ -54,6 +54,10 @@ impl Tool for Probe {
         &self.0
     }
 
+    fn unavailable(&self) -> Option<String> {
+        (self.0.name == "gone").then(|| "It is gone.".to_owned())
+    }
+
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let action = |effect, destructive| Action {
             destructive,
@@ -397,6 +401,17 @@ async fn a_call_that_was_started_is_not_decided_on_anew() {
     let (said, failure, _) = outcome(finished);
     assert_eq!(failure, Some(CallFailure::UnknownTool));
     assert!(said.ends_with("it is unknown whether it took effect"), "{said}");
+    // So is one whose tool is there and cannot work.
+    let tools = vec![Probe::named("gone")];
+    let gate = Gate::new(&full()).unwrap();
+    let executor = Executor::new(tools, gate, |_| CallOptions::default()).unwrap();
+    let scope =
+        RunScope { tools: Arc::new(BTreeSet::from(["gone".to_owned()])), ..bench.scope.clone() };
+    let failing = call("gone", r#"{"do": "fail"}"#);
+    let again = executor.prepare(&failing, SLOT, &scope, started).await.unwrap();
+    let Prepared::Ready(ready) = again else { panic!("{again:?}") };
+    let finished = executor.execute(ready, &scope, &CancellationToken::new()).await.unwrap();
+    assert_eq!(outcome(finished).0, format!("Error: it did not work{GONE_MEANWHILE}"));
     // What is blocked stays blocked.
     let scope =
         RunScope { tools: Arc::new(BTreeSet::from(["other".to_owned()])), ..bench.scope.clone() };

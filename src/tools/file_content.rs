@@ -1,7 +1,7 @@
 //! The content of a file as it is hashed, and as it is sent.
 //!
-//! Runs and programs change files while they are read. What is sent ends well only if it is of the
-//! content that was hashed; what was appended since is left out. Everything here blocks.
+//! Runs and programs may change files while they are read. Sending completes only if the sent content is
+//! the hashed one; bytes that were appended since are left out. Everything here blocks.
 
 use std::fs::File;
 use std::io;
@@ -75,7 +75,7 @@ fn quoted(hash: Sha256) -> Arc<str> {
     format!("\"{}\"", hex::encode(hash.finalize())).into()
 }
 
-/// What tells whether the content is still the one that was hashed.
+/// How it is verified that the content is still the one that was hashed.
 #[derive(Debug)]
 enum Proof {
     /// Nothing does: the tag is not of the content.

@@ -1,10 +1,10 @@
-//! One at a time changes a file: what is looked at right before a change is so until the change is made.
+//! Locks of files: a check right before a change stays true until the change is made.
 //!
-//! A lock is held for that moment only, never while something is computed, written beside its place or
-//! waited for. It is named by the directory that holds the file and by the file's name there, however
-//! the workspace reaches it. Names share a few locks, so that nothing has to be kept of each. On a volume
-//! that replicas share there are locks of the file system too; where the volume has none, a lock holds
-//! within this process only.
+//! A lock is held only for the check and the change, and never while something is computed, staged or
+//! waited for. Its key is the directory that holds the file and the file's name there, whichever path
+//! leads to it. Keys are hashed to a fixed number of locks, so that no state is kept for each. On a volume
+//! that replicas share, locks of the file system are used, too. If the volume does not support them, a
+//! lock holds within this process only.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError, create_dir};
@@ -20,7 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-/// Where the files lie that are locked on a volume; no tenant can have its name.
+/// The directory of the lock files on a volume; no tenant can have its name.
 const DIRECTORY: &str = ".locks";
 /// Locks that names share.
 const LOCKS: usize = 256;
@@ -53,7 +53,7 @@ impl FileLocks {
         Self(Some(Arc::new(Volume { root, has_no_locks: AtomicBool::new(false) })))
     }
 
-    /// Waits until no other changes one of these names of directories. Blocks.
+    /// Locks these names in directories; waits until no other task holds one of them. Blocks.
     ///
     /// # Errors
     /// It takes too long, or the volume cannot be used.
@@ -62,7 +62,7 @@ impl FileLocks {
         let numbers = numbers.collect::<io::Result<BTreeSet<usize>>>()?;
         let until = Instant::now() + MAX_WAIT;
         let mut held = Vec::with_capacity(numbers.len());
-        // All take them in this order, so that none waits for one that waits for it.
+        // All tasks lock in this order, so that no deadlock is possible.
         for number in numbers {
             let here = HERE[number].try_lock_until(until).ok_or(ErrorKind::TimedOut)?;
             let there = match &self.0 {
@@ -107,7 +107,7 @@ fn number_of(dir: &Dir, name: &str) -> io::Result<usize> {
     Ok(usize::from(hash[0]))
 }
 
-/// A file of a volume that is there to be locked.
+/// A lock file of a volume.
 ///
 /// # Errors
 /// What the system says.

@@ -184,8 +184,8 @@ impl Tool for FileOps {
         context: &ToolContext,
     ) -> Result<Vec<Action>, ToolError> {
         match Operation::parse(arguments)? {
-            // Moving a directory names all that is in it, writing compares with what is there, and
-            // replacing all counts how much that is.
+            // Moving a directory lists all its entries, writing compares with the existing content, and
+            // `replace_all` counts the occurrences.
             operation @ (Operation::Move { .. }
             | Operation::Patch { .. }
             | Operation::Write { .. }
@@ -233,7 +233,7 @@ impl Tool for FileOps {
         };
         let only_reads = !permit.actions().iter().any(|action| action.effect != Effect::Read);
         let changed = context.changed.clone();
-        changed.is_one();
+        changed.make_atomic();
         let perform = move |stop: &CancellationToken| {
             Operation::parse(&arguments)?.perform(&workspace, &permit, stop, &changed)
         };
@@ -321,8 +321,8 @@ impl<'a> Operation<'a> {
                     reads(from.path.clone()),
                 ];
                 if from.kind == Some(Kind::Directory) {
-                    // What moves along is moved too: a rule about a file holds wherever its
-                    // directory goes.
+                    // The entries of a moved directory count as moved, so that rules about them are
+                    // checked.
                     for entry in finding::everything_in(workspace, &from.path, MAX_MOVED)? {
                         let (old, new) =
                             (format!("{}/{entry}", from.path), format!("{}/{entry}", to.path));
@@ -459,8 +459,8 @@ pub(super) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// The same for work that changes something: it may have waited for long for a thread, so whether it
-/// still may is its first question there.
+/// The same for work that changes something. It may have waited long for a thread, so the lease is
+/// checked again before it begins.
 async fn changing<T, W>(standing: &Standing, mut work: W) -> Result<T, ToolError>
 where
     T: Send + 'static,

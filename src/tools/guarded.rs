@@ -12,14 +12,14 @@ use super::ToolError;
 use crate::event::{CallFailure, InputAsked};
 use crate::run::Effect;
 
-/// What the model is told of a call that may have changed something.
+/// The note for the model about a call that may have changed something.
 pub(super) const MAY_HAVE_EFFECT: &str =
     "It is unknown whether the call took effect; check before you repeat it.";
 
 /// How a guarded piece of a tool's work failed.
 pub(super) enum Failure {
     /// Returned to the model.
-    Told(CallFailure, String),
+    ForModel(CallFailure, String),
     /// The run ends.
     Fatal(String),
     /// The call waits for this child run.
@@ -38,25 +38,25 @@ impl Failure {
             Effect::Read => "",
             Effect::Idempotent | Effect::Once => "; it is unknown whether it took effect",
         };
-        Self::Told(CallFailure::Cancelled, format!("The run ended during this call{known}."))
+        Self::ForModel(CallFailure::Cancelled, format!("The run ended during this call{known}."))
     }
 
     /// Of a call that a crash interrupted, and whose run has ended before its tool said what became of it.
-    pub(super) fn not_found_out() -> Self {
+    pub(super) fn cancelled_before_answer() -> Self {
         let why = "The service restarted while this call was running, and the run ended before it was \
                    found out whether it took effect.";
-        Self::Told(CallFailure::UnknownOutcome, why.to_owned())
+        Self::ForModel(CallFailure::UnknownOutcome, why.to_owned())
     }
 
     /// Of a call whose run had ended before it began.
     pub(super) fn not_begun() -> Self {
         let why = "Not executed, the run ended before this call began.";
-        Self::Told(CallFailure::NotExecuted, why.to_owned())
+        Self::ForModel(CallFailure::NotExecuted, why.to_owned())
     }
 
     pub(super) fn into_message(self) -> String {
         match self {
-            Self::Told(_, message) | Self::Fatal(message) | Self::Unsettled(message) => message,
+            Self::ForModel(_, message) | Self::Fatal(message) | Self::Unsettled(message) => message,
             Self::AwaitsChild(child) => format!("it waits for the run {child}"),
             Self::AwaitsInput(asked) => format!("{} asks for input", asked.server),
         }
@@ -67,14 +67,14 @@ impl Failure {
 pub(super) fn audited(result: &Result<String, Failure>) -> (&'static str, Option<&str>) {
     match result {
         Ok(text) => ("succeeded", Some(text)),
-        Err(Failure::Told(CallFailure::Cancelled, _)) => ("cancelled", None),
-        Err(Failure::Told(CallFailure::NotExecuted, _)) => ("not_executed", None),
-        Err(Failure::Told(CallFailure::Timeout, _)) => ("timed_out", None),
-        // What awaits input is so until it is made again.
-        Err(Failure::Told(CallFailure::UnknownOutcome, _) | Failure::AwaitsInput(_)) => {
+        Err(Failure::ForModel(CallFailure::Cancelled, _)) => ("cancelled", None),
+        Err(Failure::ForModel(CallFailure::NotExecuted, _)) => ("not_executed", None),
+        Err(Failure::ForModel(CallFailure::Timeout, _)) => ("timed_out", None),
+        // A call that awaits input keeps this outcome until it is repeated.
+        Err(Failure::ForModel(CallFailure::UnknownOutcome, _) | Failure::AwaitsInput(_)) => {
             ("unknown", None)
         }
-        Err(Failure::Told(_, message)) => ("failed", Some(message)),
+        Err(Failure::ForModel(_, message)) => ("failed", Some(message)),
         Err(_) => ("failed", None),
     }
 }
@@ -88,17 +88,17 @@ pub(super) async fn guarded<T>(
     match tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
         Ok(Ok(Ok(done))) => Ok(done),
         Ok(Ok(Err(ToolError::ForModel(message)))) => {
-            Err(Failure::Told(CallFailure::ToolError, message))
+            Err(Failure::ForModel(CallFailure::ToolError, message))
         }
         Ok(Ok(Err(ToolError::OverBudget(message)))) => {
-            Err(Failure::Told(CallFailure::OverBudget, message))
+            Err(Failure::ForModel(CallFailure::OverBudget, message))
         }
         Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
         Ok(Ok(Err(ToolError::AwaitsChild(child)))) => Err(Failure::AwaitsChild(child)),
         Ok(Ok(Err(ToolError::AwaitsInput(asked)))) => Err(Failure::AwaitsInput(asked)),
         Ok(Err(_panic)) => {
             let message = "The tool crashed on this call; try other arguments or another tool.";
-            Err(Failure::Told(CallFailure::Panicked, message.into()))
+            Err(Failure::ForModel(CallFailure::Panicked, message.into()))
         }
         Err(_elapsed) => {
             let mut message = format!(
@@ -108,7 +108,7 @@ pub(super) async fn guarded<T>(
             if effect != Effect::Read {
                 message = format!("{message} {MAY_HAVE_EFFECT}");
             }
-            Err(Failure::Told(CallFailure::Timeout, message))
+            Err(Failure::ForModel(CallFailure::Timeout, message))
         }
     }
 }

@@ -1,9 +1,11 @@
-//! What an operator has done to calls before they are judged, and to results before they are read.
+//! Interceptors of the operator: they change or block calls before these are judged, and change results
+//! before these are read.
 //!
-//! Compiled once for a definition. Interceptors apply in their order, each to what the ones before
-//! it left; those of the runs above come last. One that cannot be evaluated blocks. Besides the arguments as they are written, an
-//! interceptor may look at the paths that the call would read and write, as the tool resolves them.
-//! When those are asked for, and whether rewritten arguments still fit the tool, is the executor's.
+//! They are compiled once for a definition. They apply in their order, each to what the earlier ones
+//! left; those of parent runs come last. One that cannot be evaluated blocks. In addition to the
+//! arguments, an interceptor may look at the paths that the call would read and write, as the tool
+//! resolves them. The executor asks the tool for these paths, and checks whether rewritten arguments
+//! still fit the tool.
 
 mod after;
 
@@ -18,7 +20,7 @@ use crate::bounds::glob::Glob;
 use crate::bounds::json::unescaped_key;
 use crate::bounds::secrets;
 use crate::event::Replaced;
-use crate::governance::{Action, ActionKind, seen_from};
+use crate::governance::{Action, ActionKind, path_relative_to};
 use crate::run::OF_CALLS;
 
 use self::after::After;
@@ -44,7 +46,7 @@ pub enum Interception {
     Rewrite(Vec<(String, String)>),
 }
 
-/// An interceptor that means nothing.
+/// An interceptor that does not compile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("interceptors.{key}: {message}")]
 pub struct InterceptorError {
@@ -66,8 +68,8 @@ pub struct Interceptors {
 pub(super) struct Before {
     /// 1-based.
     place: usize,
-    /// The directory that paths are seen from, where it is of a parent's definition.
-    seen_from: Option<Arc<str>>,
+    /// The directory that paths are made relative to, if the interceptor is of a parent's definition.
+    paths_relative_to: Option<Arc<str>>,
     tool: Glob,
     when: Option<Expression>,
     what: Compiled,
@@ -79,8 +81,8 @@ enum Compiled {
     Rewrite(Vec<(String, Expression)>),
 }
 
-/// What an interceptor of calls looks at.
-pub(super) struct Seen<'a> {
+/// A call as interceptors see it.
+pub(super) struct CallView<'a> {
     pub(super) tool: &'a str,
     pub(super) arguments: &'a Value,
     pub(super) inputs: &'a Value,
@@ -90,12 +92,12 @@ pub(super) struct Seen<'a> {
     pub(super) directory: &'a str,
 }
 
-/// What became of a call's arguments.
+/// The outcome of an interceptor of calls.
 #[derive(Debug, PartialEq)]
 pub(super) enum Intercepted {
-    /// They are what they were.
+    /// The arguments are unchanged.
     Untouched,
-    /// They are these.
+    /// The arguments are replaced by these.
     Rewritten(Value),
     /// The call is not executed, for this reason.
     Blocked(String),
@@ -115,21 +117,21 @@ impl Interceptors {
         })
     }
 
-    /// Adds those of a parent, which see what the ones before them have left; paths are for them as
-    /// they are seen from that directory of the tenant, and what is not in there is none.
+    /// Adds those of a parent, which apply to what the earlier ones left. Their paths are relative to
+    /// that directory of the tenant; paths outside of it are left out.
     pub fn add_of_parent(&mut self, of_parent: Self, directory: &str) {
         let directory: Arc<str> = directory.into();
         self.before.extend(
             of_parent
                 .before
                 .into_iter()
-                .map(|before| Before { seen_from: Some(Arc::clone(&directory)), ..before }),
+                .map(|before| Before { paths_relative_to: Some(Arc::clone(&directory)), ..before }),
         );
         self.after.extend(of_parent.after);
     }
 
-    /// Those for calls of a tool, in order. What an approver has edited is what the person wants to be
-    /// done: nothing rewrites it.
+    /// Those for calls of a tool, in order. Arguments that an approver has edited are not rewritten: they
+    /// are what the person wants.
     pub(super) fn before(&self, tool: &str, is_edited: bool) -> impl Iterator<Item = &Before> {
         let applies =
             move |before: &&Before| before.tool.is_match(tool) && !(is_edited && before.rewrites());
@@ -141,8 +143,9 @@ impl Interceptors {
         self.before(tool, false).any(Before::rewrites)
     }
 
-    /// A text of a tool as the model reads it, or why it does not. Before it is capped, which may cut
-    /// what must not be seen in two. Interceptors see no secrets either, which they could disguise.
+    /// A text of a tool as the model reads it, or why it is withheld. Called before the text is capped,
+    /// since capping could cut a match in two. Known secrets are removed first, because interceptors
+    /// could disguise them.
     pub(super) fn readable(
         &self,
         returned: &Returned<'_>,
@@ -191,7 +194,7 @@ impl Before {
             }
         };
         let tool = glob(&key, &rule.tool)?;
-        Ok(Self { place: index + 1, seen_from: None, tool, when, what })
+        Ok(Self { place: index + 1, paths_relative_to: None, tool, when, what })
     }
 
     fn rewrites(&self) -> bool {
@@ -214,12 +217,12 @@ impl Before {
     }
 
     /// Applies it to a call.
-    pub(super) fn judge(&self, seen: &Seen<'_>) -> Intercepted {
+    pub(super) fn judge(&self, seen: &CallView<'_>) -> Intercepted {
         let name = Value::from(seen.tool);
         let (reads, writes) = paths(seen.actions.unwrap_or_default(), |path| {
-            self.seen_from.as_deref().map_or_else(
+            self.paths_relative_to.as_deref().map_or_else(
                 || Some(path.to_owned()),
-                |directory| seen_from(directory, seen.directory, path),
+                |directory| path_relative_to(directory, seen.directory, path),
             )
         });
         let variables = [
@@ -231,7 +234,7 @@ impl Before {
         ];
         let undecided = |why: &dyn std::fmt::Display| {
             let (place, of) =
-                (self.place, self.seen_from.as_ref().map_or("", |_| " of its parent"));
+                (self.place, self.paths_relative_to.as_ref().map_or("", |_| " of its parent"));
             Intercepted::Blocked(format!(
                 "interceptor {place}{of} cannot decide on this call: {why}."
             ))
@@ -259,8 +262,8 @@ impl Before {
     }
 }
 
-/// The paths that actions read, and those that they write or make, each once and in order, as they
-/// are seen.
+/// The paths that actions read, and those that they write or create, each once and in order, mapped by
+/// `seen`.
 fn paths(actions: &[Action], seen: impl Fn(&str) -> Option<String>) -> (Value, Value) {
     let (mut reads, mut writes) = (BTreeSet::new(), BTreeSet::new());
     for action in actions {

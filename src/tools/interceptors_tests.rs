@@ -28,7 +28,7 @@ fn before(rules: &[BeforeRule], tool: &str, arguments: &Value) -> Intercepted {
     let mut rewritten = None;
     for interceptor in interceptors.before(tool, false) {
         let arguments = rewritten.as_ref().unwrap_or(arguments);
-        match interceptor.judge(&Seen {
+        match interceptor.judge(&CallView {
             tool,
             arguments,
             inputs: &inputs,
@@ -119,7 +119,7 @@ fn paths_are_those_of_the_actions() {
         let interceptor = interceptors.before("file_ops", false).next().unwrap();
         let (arguments, inputs) = (json!({"path": "written/"}), json!({}));
         let (tool, actions) = ("file_ops", Some(actions.as_slice()));
-        let judged = interceptor.judge(&Seen {
+        let judged = interceptor.judge(&CallView {
             tool,
             arguments: &arguments,
             inputs: &inputs,

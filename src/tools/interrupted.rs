@@ -1,5 +1,5 @@
-//! Calls that a crash interrupted and whose tools can be asked about them: what is known of one, and
-//! what its tool has answered.
+//! Calls that a crash interrupted and whose tools can be asked about them: the recorded start of a call,
+//! and the answer of its tool.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::run::{Action, OnUnknownOutcome};
 /// The rule by which the audit log shows answers.
 pub(super) const RULE: &str = "reconcile";
 
-/// What a call was made with, as its start was recorded.
+/// The arguments and actions of a call, as its start was recorded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeWith {
     /// Its arguments, where they are not those that the model wrote.
@@ -37,9 +37,8 @@ impl MadeWith {
         Self { arguments: arguments.clone(), actions: Arc::clone(actions) }
     }
 
-    /// The arguments and the actions, for the person who finds out what became of the call. Where its
-    /// start says nothing of arguments, they are those of its approver, if there are any, or the
-    /// model's.
+    /// The arguments and the actions, for the person who reviews the call. If its start has no arguments,
+    /// these are the approver's, if there are any, or else the model's.
     pub fn shown(&self, call: &ToolCall, edited: Option<&Value>) -> (Value, Arc<[Action]>) {
         let of_model = || {
             json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
@@ -56,9 +55,9 @@ pub struct Interrupted {
     pub tool_hash: String,
     /// Identifies the call with its arguments.
     pub effect_key: String,
-    /// What becomes of the call where the tool does not know.
+    /// How the call is treated if the tool does not know its outcome.
     pub on_unknown_outcome: OnUnknownOutcome,
-    /// For the person who finds out what became of it, where the tool does not know.
+    /// For the person who reviews the call, if the tool does not know its outcome.
     #[serde(default)]
     pub made_with: MadeWith,
 }
@@ -82,23 +81,23 @@ impl Reconciliation {
         Self { interrupted, answer: OnceLock::new() }
     }
 
-    /// What becomes of the call where the tool does not know.
+    /// How the call is treated if the tool does not know its outcome.
     pub(super) fn on_unknown_outcome(&self) -> OnUnknownOutcome {
         self.interrupted.on_unknown_outcome
     }
 
-    /// Whether the tool has answered, or was asked in vain.
+    /// Whether the tool was asked, even if it did not know.
     pub(super) fn is_answered(&self) -> bool {
         self.answer.get().is_some()
     }
 
-    /// What the tool has answered, where it knew.
+    /// The tool's answer, if it knew the outcome.
     pub(super) fn reconciled(&self) -> Option<Reconciled> {
         self.answer.get().and_then(|answer| answer.reconciled)
     }
 
-    /// The audit records of the call, with that of the query, if there was one: in the place of the
-    /// call's own where it was not executed.
+    /// The audit records of the call and of the query, if there was one. If the call was not executed
+    /// again, the record of the query replaces its own.
     pub(super) fn records(
         &self,
         result: &Result<String, Failure>,
@@ -120,7 +119,7 @@ impl Reconciliation {
 
     /// Notes what the tool has answered; `call` is the audit record of its call.
     pub(super) fn answered(&self, outcome: &CallOutcome, duration: Duration, call: AuditRecord) {
-        let (reconciled, told, reason, bytes) = match outcome {
+        let (reconciled, audited, reason, bytes) = match outcome {
             CallOutcome::Happened(result) => {
                 let (Ok(text) | Err(text)) = result;
                 let reason =
@@ -146,7 +145,7 @@ impl Reconciliation {
             pattern: None,
             reason: Some(reason),
             result_bytes: bytes,
-            outcome: told.to_owned(),
+            outcome: audited.to_owned(),
             duration_ms: Some(duration_ms),
             ..call
         };

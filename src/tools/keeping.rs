@@ -1,8 +1,8 @@
-//! Who keeps the files of a workspace beside its directory, as tools and callers see it: before a
-//! change counts, it is kept.
+//! The interface to the durable store of a workspace's files, if that is not its directory: a change
+//! takes effect only once the keeper has stored it.
 //!
-//! A workspace without a keeper is kept by its directory. What a keeper does, and where, is not
-//! known here.
+//! Without a keeper, the directory itself is the durable store. How a keeper stores files is not known
+//! here.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -11,18 +11,18 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use uuid::Uuid;
 
-/// Paths whose change is kept.
+/// Changed paths that are to be stored.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Relative to the workspace. A directory stands for all that is in it.
     pub paths: BTreeSet<String>,
-    /// Whether nothing else was changed.
+    /// Whether these are all changes.
     pub is_all: bool,
-    /// Whether nothing of it is kept where a part cannot be.
+    /// Whether the changes are atomic: none is stored if one of them cannot be.
     pub is_whole: bool,
 }
 
-/// Why a change is not kept.
+/// Why a change was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotKept {
     /// The object store or the database was unavailable for as long as a run waits.
@@ -36,7 +36,7 @@ pub enum NotKept {
     Orphaned,
 }
 
-/// Who keeps the files of one workspace.
+/// The durable store of one workspace's files.
 #[async_trait]
 pub trait Keeper: Debug + Send + Sync {
     /// The same for a run that this replica owns under an epoch.
@@ -45,21 +45,22 @@ pub trait Keeper: Debug + Send + Sync {
     /// The same for a caller, while this run is there.
     fn while_there(&self, run: Uuid) -> Arc<dyn Keeper>;
 
-    /// Brings into the directory what others have changed.
+    /// Copies changes of other replicas into the directory.
     async fn refresh(&self) -> Result<(), NotKept>;
 
-    /// A change of files is about to begin; waits while any are being brought. Ends with [`Keeper::ended`].
+    /// Must be called before files are changed; waits for a running [`Keeper::refresh`]. Ends with
+    /// [`Keeper::ended`].
     async fn begun(&self);
 
-    /// Nothing is changed any more; what was changed was kept, or may not have been.
+    /// Must be called after the change; `is_kept` says whether it was certainly stored.
     fn ended(&self, is_kept: bool);
 
-    /// Keeps what was changed. Answers the paths that others have changed in the meantime, elsewhere: their
-    /// change stays.
+    /// Stores the changes. Returns the paths that another replica has changed in the meantime: its
+    /// changes stay.
     async fn keep(&self, touched: Touched) -> Result<Vec<String>, NotKept>;
 }
 
-/// A change that is under way. Dropped before it is kept, it does not count.
+/// A change in progress. If it is dropped before [`Keeping::keep`], the change is not stored.
 #[derive(Debug)]
 pub struct Keeping {
     keeper: Arc<dyn Keeper>,
@@ -72,7 +73,7 @@ impl Keeping {
         Self { keeper: Arc::clone(keeper), is_kept: false }
     }
 
-    /// Keeps what was changed; the paths that others have changed in the meantime.
+    /// Stores the changes; returns the paths that another replica has changed in the meantime.
     ///
     /// # Errors
     /// [`NotKept`].
@@ -83,7 +84,7 @@ impl Keeping {
         Ok(refused)
     }
 
-    /// Ends it where nothing was changed.
+    /// Ends the change if nothing was changed.
     pub fn unchanged(mut self) {
         self.is_kept = true;
     }

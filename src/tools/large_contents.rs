@@ -1,5 +1,5 @@
-//! Calls that hold large contents in memory, of files or of what programs wrote, take turns: all of them
-//! together hold no more than a part of what the process may have.
+//! Memory permits for calls that hold large contents (of files, or outputs of programs): all of them
+//! together hold no more than a fraction of the process's memory limit.
 
 use std::sync::LazyLock;
 
@@ -7,15 +7,15 @@ use tokio::sync::SemaphorePermit;
 
 use crate::bounds::memory::{self, Places};
 
-/// Bytes that need no turn.
+/// Bytes that need no permit.
 const SMALL: u64 = 64 << 10;
 
 static TURNS: LazyLock<Places> = LazyLock::new(Places::of_part);
 
-/// The turn of one call.
+/// The permit of one call.
 pub(super) type Turn = SemaphorePermit<'static>;
 
-/// Waits until so many bytes may be in memory; `None` where they are few.
+/// Waits for a permit for this many bytes; `None` if they are few.
 pub(super) async fn turn(bytes: u64) -> Option<Turn> {
     if bytes <= SMALL {
         return None;

@@ -1,5 +1,5 @@
-//! The directory of workspaces whose files are kept elsewhere: copies are put into it and taken out, and
-//! what was changed there is found.
+//! The local directory of workspaces whose files are stored elsewhere: places and removes copies, and
+//! finds what was changed.
 //!
 //! Paths are relative to the directory of a tenant, and are opened without following a link. Nothing
 //! here knows where files are kept. Everything blocks.
@@ -14,12 +14,13 @@ use cap_std::fs::{Dir, Metadata, MetadataExt, Permissions, PermissionsExt};
 use rustix::fs::{Timespec, Timestamps, futimens};
 use sha2::{Digest, Sha256};
 
-use super::sandbox::walk::{Beyond, Met, walk};
+use super::sandbox::walk::{WalkEntry, WalkLimit, walk};
 use super::staged::Staged;
 use super::workspace::{Kind, is_absent, normalise};
 use super::{Workspace, own_writes, removal};
 
-/// Says that a directory holds copies, and is locked by the process that uses it; no tenant can have its name.
+/// The file that marks a directory as one of copies; the process that uses the directory locks it. No
+/// tenant can have its name.
 const MARKER: &str = ".copies";
 /// Entries of a directory that are looked at.
 const MAX_WALKED: usize = 12_000_000;
@@ -65,8 +66,8 @@ impl Stamp {
     }
 }
 
-/// Makes the directory this process's: what copies another one has left in it go away. The lock holds for as
-/// long as the answer is there.
+/// Takes the directory over for this process, and deletes the copies of earlier processes. The lock is
+/// held until the returned file is dropped.
 ///
 /// # Errors
 /// Why it cannot be.
@@ -162,12 +163,12 @@ pub fn beneath(tenant: &Workspace, directory: &str) -> io::Result<Vec<String>> {
     walk(
         &root,
         (MAX_WALKED, None),
-        |beyond: Beyond| refused(beyond),
-        |met: &Met<'_>| {
-            if let Some(name) = met.name.to_str()
+        |beyond: WalkLimit| refused(beyond),
+        |entry: &WalkEntry<'_>| {
+            if let Some(name) = entry.name.to_str()
                 && !Staged::is_name(name)
             {
-                paths.push(joined(directory, met.path));
+                paths.push(joined(directory, entry.path));
             }
             Ok::<bool, io::Error>(true)
         },
@@ -184,7 +185,7 @@ pub fn joined(directory: &str, path: &str) -> String {
     }
 }
 
-/// Whether a path can be one of a workspace: what is kept elsewhere is not believed.
+/// Whether a path is a valid one of a workspace: paths in the durable store are not trusted.
 pub fn is_path(path: &str) -> bool {
     path != "." && normalise(path).is_ok_and(|plain| plain == path)
 }

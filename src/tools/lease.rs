@@ -1,8 +1,8 @@
-//! Whether this replica may still start something that cannot be taken back.
+//! Whether this replica may still start something that cannot be undone.
 //!
 //! Other replicas take over after the lease has run out on the database's clock. Here the time
 //! since the last good heartbeat is measured on the monotonic clock, and after two thirds of the
-//! lease nothing new is started: a process that was stopped for a while learns it before it acts.
+//! lease nothing new is started: a process that was suspended for a while notices before it acts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +40,7 @@ impl Lease {
         !self.left().is_zero()
     }
 
-    /// For how long it holds unless it is renewed.
+    /// The remaining time for which it holds unless it is renewed.
     fn left(&self) -> Duration {
         let renewed = Duration::from_millis(self.renewed_ms.load(Ordering::Relaxed));
         self.good_for.saturating_sub(self.since.elapsed().saturating_sub(renewed))

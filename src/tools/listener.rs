@@ -1,14 +1,14 @@
-//! The listener for the progress of a call: those who follow the run now.
+//! The listener for the progress of a call: the current followers of the run.
 //!
-//! Progress is not stored, and no model reads it. How much of it a call may say is the
-//! tool's to bound; how it reaches anybody is the runtime's.
+//! Progress is not stored, and no model reads it. Its amount is bounded by the tool; the runtime
+//! delivers it.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::event::ToolProgress;
 
-/// Takes what a call says of its progress; the default ignores it.
+/// Receives the progress of a call; the default ignores it.
 #[derive(Clone, Default)]
 pub struct Listener(Option<Arc<dyn Fn(ToolProgress) + Send + Sync>>);
 

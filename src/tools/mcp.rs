@@ -1,15 +1,15 @@
 //! Servers of the Model Context Protocol, whose tools are `mcp:<server>/<tool>`.
 //!
-//! A server may be down, come back and list other tools at any time; agents that name its tools load
-//! all the same, and their calls have an answer. This file knows the servers and finds their tools.
-//! What one connection is made of is in `mcp/`: `server` has the life of one, `pipes` and `http` the
-//! two ways to it, `messages` the protocol, `era` which of its two forms is spoken, `lines` how it is
-//! read, `listing` what of a list is offered, `mirrored` which arguments headers repeat, `answer` what
-//! a model reads, `asked` what a person is asked, `tool` a call.
+//! A server may be down, come back and list other tools at any time. Agents that name its tools load in
+//! any case, and every call gets an answer. This file knows the servers and finds their tools. The parts
+//! of a connection are in `mcp/`: `server` is its life cycle, `pipes` and `http` the two transports,
+//! `messages` the protocol, `era` the detection of its two forms, `lines` reading a pipe, `listing` the
+//! tools of a list that can be offered, `mirrored` the arguments that headers repeat, `answer` results
+//! for the model, `asked` questions to a person (elicitation), and `tool` a call.
 //!
-//! The protocol is spoken by these few files and not by a library: a hostile server's lines, lists
-//! and answers are bounded before they are parsed, programs run in our own sandbox, and requests go
-//! through the client for addresses of others.
+//! The protocol is implemented here and not by a library, so that a hostile server's lines, lists and
+//! answers are bounded before they are parsed. Programs run in the sandbox, and HTTP requests go through
+//! the outbound client.
 
 mod answer;
 mod asked;
@@ -65,7 +65,7 @@ pub struct ServerStatus {
     pub fault: Option<String>,
     /// The last lines of a program's standard error, of which control characters are escaped.
     pub last_words: Vec<String>,
-    /// What is odd about what it lists.
+    /// Problems of its list of tools.
     pub warnings: Vec<String>,
 }
 
@@ -91,8 +91,7 @@ impl Servers {
         Self { by_name, generation, driven: Mutex::default() }
     }
 
-    /// Starts all of them, and waits until it is known of each whether it can be asked, but not
-    /// longer than that.
+    /// Starts all of them, and waits until each is up or down, but not longer than `most`.
     pub async fn start(&self, most: Duration) {
         {
             let mut driven = self.driven.lock();
@@ -149,8 +148,8 @@ impl Servers {
         unknown.filter(|server| server.fault().is_some()).map(stand_in).collect()
     }
 
-    /// What the servers list, and of one that has not listed anything what the operator declared;
-    /// sorted by server and name.
+    /// The listed tools of all servers, sorted by server and name. For a server that has not listed
+    /// anything, these are the tools that the operator declared.
     pub fn tools(&self) -> Vec<Arc<dyn Tool>> {
         self.by_name.values().flat_map(tools_of).collect()
     }
@@ -172,12 +171,12 @@ impl Servers {
         })
     }
 
-    /// Whether a name or glob may mean tools of these servers, whatever they list now.
+    /// Whether a name or glob may match tools of these servers, whatever they list now.
     pub fn may_have(&self, pattern: &str) -> bool {
         self.by_name.keys().any(|server| may_mean(pattern, server))
     }
 
-    /// The servers that have not listed anything, of which a glob may mean tools.
+    /// The servers that have not listed anything, and whose tools a glob may match.
     pub fn unlisted(&self, pattern: &str) -> impl Iterator<Item = Unlisted> {
         let meant = self.by_name.values().filter(move |server| {
             pattern.contains('*') && !server.is_listed() && may_mean(pattern, server.name())
@@ -186,7 +185,7 @@ impl Servers {
             .map(move |server| Unlisted { pattern: pattern.to_owned(), server: Arc::clone(server) })
     }
 
-    /// The tools that a name with `*` in it means, as they are listed now.
+    /// The currently listed tools that a name with `*` in it matches.
     pub fn meant<'a>(&self, pattern: &'a str) -> impl Iterator<Item = Arc<dyn Tool>> + use<'a> {
         self.tools().into_iter().filter(move |tool| means(pattern, &tool.info().name))
     }

@@ -91,7 +91,7 @@ pub struct ToolInfo {
     pub concurrent: bool,
     /// Where it comes from: `builtin`, `http:<set>`, `script:<set>`, `mcp:<server>`, `agent`.
     pub source: String,
-    /// Whether there are calls of it that lose what exists.
+    /// Whether some of its calls destroy existing data.
     pub destructive: bool,
     /// What was declared with it.
     pub defaults: Defaults,
@@ -103,7 +103,7 @@ pub struct ToolNow {
     pub info: ToolInfo,
     /// Whether its calls are programs in the sandbox.
     pub runs_programs: bool,
-    /// Whether those can be given a way to the network.
+    /// Whether these programs can be given network access.
     pub may_lead_out: bool,
     /// Why its calls fail, as a sentence.
     pub unavailable: Option<String>,
@@ -112,20 +112,20 @@ pub struct ToolNow {
 /// What holds for the calls of a tool where a definition says nothing else.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Defaults {
-    /// What its results label a run.
+    /// The labels that its results give to a run.
     pub yields: Option<Labels>,
-    /// What they do not, whatever was read to make them.
+    /// Labels that its results do not give to a run, whatever was read to produce them.
     pub sanitizes: Labels,
     /// How long one call may take.
     pub timeout: Option<Duration>,
 }
 
-/// How much later than by its own timeout a call is ended: the tool's own end comes first, since it knows
-/// more.
+/// How much later than its own timeout a tool's call is ended. The tool ends the call itself first,
+/// because it can report more.
 const GRACE: Duration = Duration::from_secs(3);
 
 impl Defaults {
-    /// Those of a tool that ends its calls by itself after this time: by then at the earliest it is ended.
+    /// The defaults of a tool that ends its calls itself after `setting`: a call is ended later than that.
     pub fn of_timeout(setting: Duration) -> Self {
         /// What every call may take where a definition says nothing.
         const USUAL: Duration = Duration::from_mins(1);
@@ -134,13 +134,18 @@ impl Defaults {
 }
 
 impl ToolInfo {
-    /// SHA-256 of what a model and an approver read about the tool and of what it does, in
-    /// hexadecimal digits.
+    /// About how many bytes it has in a request or an answer.
+    pub fn bytes(&self) -> usize {
+        self.name.len() + self.description.len() + self.input_schema.json_len()
+    }
+
+    /// The SHA-256, in hexadecimal digits, of what a model and an approver read about the tool and of its
+    /// declaration `does`.
     pub fn hash(&self, does: &str) -> String {
         let effect = (self.effect.as_str(), self.destructive);
-        let told = (&self.name, &self.description, &self.input_schema, effect, does);
-        let told = serde_json::to_vec(&told).unwrap_or_default();
-        hex::encode(Sha256::digest(&told))
+        let hashed = (&self.name, &self.description, &self.input_schema, effect, does);
+        let hashed = serde_json::to_vec(&hashed).unwrap_or_default();
+        hex::encode(Sha256::digest(&hashed))
     }
 
     /// Whether there are calls of the tool that only read.
@@ -172,9 +177,9 @@ pub struct ToolContext {
     pub traceparent: Option<String>,
     /// The directory that the run's files lie beneath.
     pub workspace: Workspace,
-    /// Looked at last thing before something is changed.
+    /// Checked immediately before something is changed.
     pub standing: Standing,
-    /// What the call has read of other runs.
+    /// The labels of what the call has read of other runs.
     pub has_read: HasRead,
     /// The run that the call has started.
     pub child_run: ChildRun,
@@ -182,11 +187,11 @@ pub struct ToolContext {
     pub listener: Listener,
     /// What it changes.
     pub changed: Changed,
-    /// Whether the agent's rules give programs a way to the network.
+    /// Whether the agent's rules give programs network access.
     pub has_network: bool,
-    /// What programs, or a page, ask there.
+    /// The network requests of programs or of a page.
     pub requests: Requests,
-    /// What the tool asked for when this call was made before.
+    /// The answer to the tool's question in an earlier execution of this call.
     pub input: Option<Arc<InputGiven>>,
 }
 
@@ -228,7 +233,7 @@ impl ChildRun {
 /// How a tool call fails: there is no third way.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// The model made a mistake, or can do something about it; it reads this text.
+    /// The model made a mistake or can react to the failure; it reads this text.
     #[error("{0}")]
     ForModel(String),
     /// The service is at fault: the run ends.
@@ -240,12 +245,12 @@ pub enum ToolError {
     /// The call started this child run, which is parked: it is repeated when the child has ended.
     #[error("the child run {0} is parked")]
     AwaitsChild(Uuid),
-    /// The tool asks for input: the call is repeated with it.
+    /// The tool asks for input: the call is repeated with the answer.
     #[error("{} asks for input", .0.server)]
     AwaitsInput(Box<InputAsked>),
 }
 
-/// What became of a call that a crash interrupted.
+/// The outcome of a call that a crash interrupted, as its tool reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallOutcome {
     /// It took effect, and this is its result, or why that cannot be shown.
@@ -268,8 +273,8 @@ pub trait Tool: Send + Sync {
     /// What is known of it.
     fn info(&self) -> &ToolInfo;
 
-    /// Why it would refuse arguments that match its schema, whatever there is to work on. May take
-    /// its time, so it belongs on the blocking pool.
+    /// The errors in arguments that match the schema and that the tool would refuse in any case. May take
+    /// long, so it belongs on the blocking pool.
     fn mistakes(&self, _arguments: &Value) -> Vec<ValidationError> {
         Vec::new()
     }
@@ -294,12 +299,12 @@ pub trait Tool: Send + Sync {
         None
     }
 
-    /// Whether these programs can be given a way to the network.
+    /// Whether these programs can be given network access.
     fn may_lead_out(&self) -> bool {
         true
     }
 
-    /// Why its calls fail now, whatever their arguments; `None` where they need not.
+    /// Why all its calls currently fail; `None` if they need not.
     fn unavailable(&self) -> Option<String> {
         None
     }
@@ -308,8 +313,8 @@ pub trait Tool: Send + Sync {
     /// parked.
     fn run_left(&self, _run: Uuid, _is_parked: bool) {}
 
-    /// What a call with these arguments (which match the schema) would do. May look, must not
-    /// touch.
+    /// The actions of a call with these arguments, which match the schema. May read files, but must not
+    /// change anything.
     ///
     /// # Errors
     /// [`ToolError::ForModel`] where the arguments make no sense, e.g. a path that leaves the
@@ -320,8 +325,8 @@ pub trait Tool: Send + Sync {
         context: &ToolContext,
     ) -> Result<Vec<Action>, ToolError>;
 
-    /// Does it, and nothing that the permit does not cover. Answers what the model reads. Dropping
-    /// the future stops it.
+    /// Executes the call, and nothing that the permit does not cover. Returns the result for the model.
+    /// Dropping the future stops the execution.
     ///
     /// # Errors
     /// See [`ToolError`].
@@ -332,12 +337,12 @@ pub trait Tool: Send + Sync {
         context: &ToolContext,
     ) -> Result<String, ToolError>;
 
-    /// Whether it can be asked what became of a call.
+    /// Whether the tool can be asked about the outcome of a call.
     fn can_reconcile(&self) -> bool {
         false
     }
 
-    /// What asking it would do, which only reads.
+    /// The actions of that query, which only read.
     ///
     /// # Errors
     /// As of [`Self::actions`].
@@ -349,7 +354,7 @@ pub trait Tool: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Asks what became of the call with these arguments, which a crash interrupted.
+    /// Asks for the outcome of the call with these arguments, which a crash interrupted.
     ///
     /// # Errors
     /// Why it could not be asked.

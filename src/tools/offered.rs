@@ -1,6 +1,6 @@
-//! A tool as an agent offers it, and a call of it up to what the call would do.
+//! A tool as an agent offers it, and the preparation of a call up to its actions.
 //!
-//! Which arguments count and what is decided on the call is the executor's.
+//! The executor decides which arguments count, and whether the call is executed.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::governance::{Action, Allowance, Decision};
 use crate::message::{ToolCall, canonical_json};
 use crate::run::Effect;
 
-/// What allows a call that no rule names: the tool was offered.
+/// The rule that the audit log names for a call that only the agent's list of tools allows.
 const LISTED: &str = "tools";
 
 /// A tool as an agent offers it.
@@ -30,12 +30,13 @@ pub(super) struct Offered {
     pub(super) hash: String,
     pub(super) arguments: Schema,
     pub(super) options: CallOptions,
-    /// The entry of the definition's list of tools that means it.
+    /// The entry of the definition's list of tools that names it.
     pub(super) entry: Option<String>,
 }
 
 impl Offered {
-    /// What allows a call of it; where no list names it, that it was offered.
+    /// The entry that allows a call of it: that of a list of the policy, or else that of the list of
+    /// tools.
     pub(super) fn allowance(
         &self,
         decision: Decision,
@@ -46,8 +47,8 @@ impl Offered {
     }
 }
 
-/// A call that is asked for.
-pub(super) struct Asked<'a> {
+/// A call that a model asks for, with the tool and the scope of its run.
+pub(super) struct CallRequest<'a> {
     pub(super) call: &'a ToolCall,
     pub(super) slot: Slot,
     pub(super) scope: &'a RunScope,
@@ -59,8 +60,8 @@ pub(super) struct Asked<'a> {
     pub(super) input: Option<&'a InputGiven>,
 }
 
-/// What a call would do with its arguments.
-pub(super) struct Considered {
+/// A call with its final arguments, and the actions that it would perform.
+pub(super) struct PlannedCall {
     /// The arguments as canonical JSON.
     pub(super) canonical: String,
     pub(super) context: ToolContext,
@@ -79,7 +80,7 @@ impl From<Finished> for Unprepared {
     }
 }
 
-impl Asked<'_> {
+impl CallRequest<'_> {
     fn context(&self, canonical_arguments: &str) -> ToolContext {
         let Self { call, slot, scope, .. } = self;
         let key = effect_key(scope.run_id, *slot, &call.name, canonical_arguments);
@@ -103,19 +104,19 @@ impl Asked<'_> {
         checked.map_err(|message| Box::new(refused(call, CallFailure::InvalidArguments, &message)))
     }
 
-    /// These arguments of the call, where the model has written others.
-    pub(super) fn unlike_written(&self, arguments: &Value) -> Option<Arc<Value>> {
+    /// These arguments, if they differ from those that the model wrote.
+    pub(super) fn if_rewritten(&self, arguments: &Value) -> Option<Arc<Value>> {
         let written = arguments::parse(&self.call.arguments);
         (written.as_ref() != Ok(arguments)).then(|| Arc::new(arguments.clone()))
     }
 
-    /// What the call would do with these arguments, which the interceptor of that place may have
-    /// changed; or the call's result.
+    /// The call with these arguments and its actions, or the call's result. `changed_by` is the place of
+    /// the interceptor that changed the arguments.
     pub(super) async fn actions(
         &self,
         arguments: &Value,
         changed_by: Option<usize>,
-    ) -> Result<Considered, Unprepared> {
+    ) -> Result<PlannedCall, Unprepared> {
         let Self { call, scope, offered, .. } = self;
         if let Some(place) = changed_by {
             self.check(arguments).map_err(|message| {
@@ -127,17 +128,19 @@ impl Asked<'_> {
         let context = self.context(&canonical);
         let acts = actions_of(&*offered.tool, &offered.options.paths, arguments, &context);
         match guarded(scope.timeout, Effect::Read, acts).await {
-            Ok(actions) => Ok(Considered { canonical, context, actions }),
+            Ok(actions) => Ok(PlannedCall { canonical, context, actions }),
             // What a call would do is unknown, so it cannot be judged: a check that cannot
             // decide blocks.
-            Err(Failure::Told(CallFailure::ToolError, message)) => {
+            Err(Failure::ForModel(CallFailure::ToolError, message)) => {
                 if self.are_mistaken(arguments).await {
                     return Err(refused(call, CallFailure::InvalidArguments, &message).into());
                 }
                 let undecided = blocking("actions", message);
                 Err(blocked(call, undecided, shown(arguments, canonical), Arc::default()).into())
             }
-            Err(Failure::Told(failure, message)) => Err(refused(call, failure, &message).into()),
+            Err(Failure::ForModel(failure, message)) => {
+                Err(refused(call, failure, &message).into())
+            }
             Err(failure) => {
                 let (message, fault) = (failure.into_message(), fault(call.id, &call.name));
                 Err(Unprepared::Fatal(fatal(&call.name, message, fault, None)))
@@ -145,7 +148,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Whether the tool would refuse the arguments whatever there is to work on: no rule is asked then.
+    /// Whether the tool refuses the arguments in any case: then no rule is evaluated.
     async fn are_mistaken(&self, arguments: &Value) -> bool {
         let (tool, arguments) = (Arc::clone(&self.offered.tool), arguments.clone());
         let mistakes = tokio::task::spawn_blocking(move || tool.mistakes(&arguments));

@@ -1,8 +1,8 @@
-//! Which names of workspaces the service itself writes to while programs run there: uploads, files of
-//! other runs, downloads. What lies at such a name is not taken for the programs' work.
+//! The paths to which the service itself writes while programs run in a workspace: uploads, files of
+//! other runs, downloads. Files there are not attributed to the programs.
 //!
-//! A name is known by the directory on the disk that it is in, so that it does not matter from which
-//! workspace it was written. Names are kept while there are programs that began before them.
+//! A name is identified by its directory's inode, so that it does not matter through which workspace it
+//! was written. Names are kept while programs run that began before the write.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -11,21 +11,21 @@ use std::sync::LazyLock;
 use cap_std::fs::{Dir, MetadataExt};
 use parking_lot::Mutex;
 
-/// Names that are kept; more are not known.
+/// Names that are kept; further ones are not recorded.
 const KEPT: usize = 100_000;
 
 static NOTED: LazyLock<Mutex<Noted>> = LazyLock::new(Mutex::default);
 
 #[derive(Debug, Default)]
 struct Noted {
-    /// What happens is numbered: watches that begin, names that are written.
+    /// The number of the next event: the start of a watch, or a write.
     next: u64,
     watches: BTreeSet<u64>,
     /// By device and inode of the directory.
     names: HashMap<(u64, u64, OsString), u64>,
 }
 
-/// As long as it is there, names are kept that are written after it began.
+/// While it exists, names are kept that are written after its creation.
 #[derive(Debug)]
 pub struct Watch(u64);
 
@@ -40,7 +40,7 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// Whether the service has written to that name since this began.
+    /// Whether the service has written to that name since this watch began.
     pub fn knows(&self, directory: &Dir, name: &OsStr) -> bool {
         let Some(key) = key(directory, name) else { return false };
         NOTED.lock().names.get(&key).is_some_and(|at| *at > self.0)
@@ -59,7 +59,7 @@ impl Drop for Watch {
     }
 }
 
-/// The service is about to write to that name.
+/// Records that the service is about to write to that name.
 pub(super) fn note(directory: &Dir, name: &str) {
     if NOTED.lock().watches.is_empty() {
         return;

@@ -1,9 +1,9 @@
 //! The text of PDF documents, extracted by a process of its own.
 //!
-//! Documents are hostile: they can make a parser recurse, loop, panic or ask for any memory. So the
-//! binary is started once more as a reader that has the document as its standard input and nothing
-//! else: no files, no network, little memory and time. Whatever becomes of it, this process only
-//! reads a bounded text from a pipe. Pages that cannot be read are named and leave out no others.
+//! Documents are untrusted: they can make a parser recurse, loop, panic or allocate without bound. So the
+//! binary is started again as a reader process, which has the document as its standard input and nothing
+//! else: no files, no network, little memory and time. This process only reads a bounded text from a
+//! pipe. Pages that cannot be read are named in the text, and do not affect the others.
 
 use std::io::{self, Read, Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,8 +41,8 @@ const LIMITS: Limits = Limits {
     file_size: 0,
     open_files: 16,
 };
-/// How much address space the reader's allocator reserves at a time, in KiB. By default it is 1 GiB, and the
-/// first time is before the limit is set: the reader could use that in spite of the limit, and get no more.
+/// How much address space the reader's allocator reserves at a time, in KiB. With the default of 1 GiB,
+/// which it reserves before the limit is set, the reader could use 1 GiB in spite of the limit.
 const RESERVED: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "65536");
 /// Readers of all runs at the same time.
 static READERS: Semaphore = Semaphore::const_new(2);
@@ -107,7 +107,7 @@ async fn whole(stream: Option<impl AsyncRead + Unpin>, most: u64) -> io::Result<
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The whole life of a reader.
+/// The main function of the reader process.
 pub fn reader() -> ExitCode {
     if let Err(error) = sandbox::confine(&LIMITS) {
         eprint!("cannot be read: its reader cannot be confined: {error}");

@@ -15,15 +15,15 @@ use std::sync::Arc;
 
 use super::sandbox::known::Size;
 use super::sandbox::reach::Before;
-use super::sandbox::{Job, Ran, Sandbox, SandboxError};
+use super::sandbox::{Job, JobResult, Sandbox, SandboxError};
 use super::{ToolContext, ToolError};
 use crate::bounds::secrets;
 use crate::bounds::text::quoted;
 use crate::governance::Permit;
-use left_behind::LooksThrough;
+use left_behind::InspectOnDrop;
 
-/// Runs programs, which are ended where they fill the workspace beyond its bounds. Where they may
-/// change it, `before` is what was in there.
+/// Runs programs, and ends them if they fill the workspace beyond its quota. If they may change the
+/// workspace, `before` is its earlier content.
 ///
 /// # Errors
 /// Nothing ran, or the workspace is full.
@@ -33,7 +33,7 @@ pub(super) async fn run(
     context: &ToolContext,
     permit: Permit,
     before: Option<Before>,
-) -> Result<Ran, ToolError> {
+) -> Result<JobResult, ToolError> {
     let Some(before) = before else {
         context.changed.is_read_only(); // the kernel lets these programs change nothing
         return sandbox.run(job).await.map_err(|error| failed(&error));
@@ -46,12 +46,13 @@ pub(super) async fn run(
     job.largest_file = Some(largest_file(context.workspace.bounds()[0], size));
     context.standing.held().await;
     let missing = Arc::new(redirected::missing(&job, &permit, &context.workspace));
-    let (held, looks_through) = LooksThrough::after(permit, context, before, Arc::clone(&missing));
+    let (held, inspect_on_drop) =
+        InspectOnDrop::after(permit, context, before, Arc::clone(&missing));
     if missing.is_empty() {
         job.held = Some(held);
     } else {
         let workspace = context.workspace.clone();
-        // What is held is let go, where the call ends meanwhile, after the files were made.
+        // If the call ends meanwhile, the sender is dropped after the files were created.
         let making = move || (redirected::made(&missing, &workspace), held);
         let made = tokio::task::spawn_blocking(making).await;
         let (made, held) =
@@ -66,13 +67,13 @@ pub(super) async fn run(
             Err(ToolError::ForModel(format!("The programs were ended: {over}.")))
         }
     };
-    drop(looks_through);
+    drop(inspect_on_drop);
     context.changed.settled().await;
     ran
 }
 
-/// Bytes of one file that may be written in a workspace of so many: what there is room for beside the others,
-/// but an eighth of it, and what a file has already, in any case.
+/// The largest file, in bytes, that programs may write in a workspace of `most` bytes: the remaining room
+/// (at least an eighth of `most`) plus the size of the largest existing file.
 fn largest_file(most: u64, size: Option<Size>) -> u64 {
     let Some(Size { bytes, largest, .. }) = size else { return most };
     let room = most.saturating_sub(bytes).max(most / 8);
@@ -108,8 +109,8 @@ pub fn secrets_among(variables: &[(String, String)]) -> Vec<String> {
     variables.iter().filter(is_secret).map(|(_, value)| value.clone()).collect()
 }
 
-/// Refuses programs whose denied works would have no place to go: the quarantine holds as much as a workspace
-/// may.
+/// Refuses programs if the quarantine, where denied files are moved, is full. It may hold as much as a
+/// workspace.
 async fn there_is_room_aside(context: &ToolContext) -> Result<(), ToolError> {
     let workspace = context.workspace.clone();
     let looked = tokio::task::spawn_blocking(move || workspace.quarantine_is_full()).await;

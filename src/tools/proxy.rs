@@ -1,17 +1,17 @@
 //! The way to the network that programs in the sandbox have: a proxy that answers for one call, or for a
 //! server that is kept running.
 //!
-//! Programs reach it and nothing else (`sandbox/network.rs`). It takes CONNECT and `http://`
-//! addresses; the permit judges each request as it is written, and the address that is connected to
-//! is judged like that of any request of ours (`outbound/`). Requests of a server belong to no call: the hosts that
-//! its operator lists judge them. What goes through a tunnel is not looked
-//! at. It ends with the call or the server, and every connection with it.
+//! Programs can reach nothing else (`sandbox/network.rs`). The proxy accepts CONNECT and `http://`
+//! addresses. The permit judges each request as it is written, and the IP address is checked like that of
+//! any outbound request (`outbound/`). Requests of a server belong to no call: they are permitted by the
+//! operator's list of hosts. The content of tunnels is not inspected. The proxy ends with the call or the
+//! server, and so do all its connections.
 
 mod servers;
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -35,6 +35,7 @@ use super::credentials::{self, Credential, Credentials};
 use super::requests::{AdmittedRequest, Requests};
 use super::sandbox::{Sandbox, WayOut};
 use crate::bounds::address;
+use crate::bounds::memory::SharedPlaces;
 use crate::governance::Permit;
 use crate::outbound::relay::{Meter, Passage, Passed};
 use crate::outbound::{AddressPolicy, Client, OutboundError};
@@ -42,10 +43,10 @@ use crate::run::Target;
 use servers::{Asking, Unanswered};
 pub use servers::{Hosts, ServerRequest, ServerRequests};
 
-/// Connections of one call at the same time, and of all; further ones wait.
+/// Connections of one call at the same time, and of all, half of them of one tenant; further ones wait.
 const CONNECTIONS: usize = 16;
 const ALL_CONNECTIONS: usize = 1024;
-static PLACES: Semaphore = Semaphore::const_new(ALL_CONNECTIONS);
+static PLACES: LazyLock<SharedPlaces> = LazyLock::new(|| SharedPlaces::new(ALL_CONNECTIONS));
 /// Bytes that one call may send and receive.
 const MAX_BYTES: u64 = 1 << 30;
 /// Until the head of a request is there.
@@ -60,7 +61,7 @@ const MAX_LOGGED: u32 = 100;
 /// Before a connection is accepted again after that failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How programs get out. Cheap to clone.
+/// Provides network access for programs. Cheap to clone.
 #[derive(Clone)]
 pub struct Proxy {
     client: Client,
@@ -69,10 +70,10 @@ pub struct Proxy {
 }
 
 type Answer = Response<Either<Passed, Full<Bytes>>>;
-/// A tunnel that was permitted, until the program has read so.
+/// A permitted tunnel, until the program has read the positive answer.
 type Opened = Arc<Mutex<Option<(OnUpgrade, Passage)>>>;
 
-/// What requests are judged and counted by.
+/// By what the requests of one call or server are judged and counted.
 struct Call {
     client: Client,
     judge: Judge,
@@ -81,20 +82,20 @@ struct Call {
     meter: Meter,
 }
 
-/// Who says which requests pass.
+/// What decides which requests pass.
 enum Judge {
     Permit(Box<Permit>, Requests),
     Server { asking: Asking, refusals: AtomicU32 },
 }
 
-/// A request that is sent, until it is known what became of it.
+/// A request that is sent, until its outcome is recorded.
 enum Sent<'a> {
     OfCall(&'a Requests, AdmittedRequest),
     OfServer(Unanswered),
 }
 
 impl Sent<'_> {
-    /// What became of it.
+    /// Records its outcome.
     fn settle(self, failure: Option<&str>) {
         match self {
             Self::OfCall(requests, admitted) => requests.settle(admitted, failure),
@@ -104,6 +105,14 @@ impl Sent<'_> {
 }
 
 impl Judge {
+    /// For whom requests are sent; empty where that is a server.
+    fn tenant(&self) -> String {
+        match self {
+            Self::Permit(_, requests) => requests.tenant(),
+            Self::Server { .. } => String::new(),
+        }
+    }
+
     /// Whether a request is sent.
     async fn admit(&self, method: &Method, target: Target) -> Result<Sent<'_>, ProxyRefusal> {
         match self {
@@ -157,9 +166,9 @@ impl From<OutboundError> for ProxyRefusal {
     }
 }
 
-/// Whether the programs of a call have a way out: the agent's rules and the kernel give one.
+/// Whether the programs of a call have network access: the agent's rules and the kernel must permit it.
 pub(super) async fn leads_out(sandbox: &Sandbox, context: &ToolContext) -> bool {
-    context.has_network && sandbox.kernel().await.holds.network
+    context.has_network && sandbox.kernel().await.confinement.network
 }
 
 impl Proxy {
@@ -177,7 +186,7 @@ impl Proxy {
         &self.of_servers
     }
 
-    /// Those of a call, the one for the longest path first.
+    /// The credentials of a call, the one for the longest path first.
     fn credentials_of(&self, permit: &Permit) -> Vec<Credential> {
         let named = permit.credentials().iter().filter_map(|name| self.credentials.get(name));
         let mut credentials: Vec<_> = named.filter_map(|it| it.clone().ok()).collect();
@@ -229,8 +238,8 @@ async fn serve(listener: TcpListener, call: Arc<Call>) {
         tokio::select! {
             accepted = accepted => match accepted {
                 Ok((stream, own)) => {
-                    // Only now: programs that ask nothing keep no place from others.
-                    let of_all = PLACES.acquire().await;
+                    // Acquired only now, so that idle programs hold no permit.
+                    let of_all = PLACES.take(&call.judge.tenant()).await;
                     let call = Arc::clone(&call);
                     connections.spawn(async move {
                         let _places = (own, of_all);

@@ -1,9 +1,9 @@
-//! Where things are put that may not stay in a workspace, while it cannot be told for certain who
-//! made them: they are moved and never deleted, so that an operator can give them back.
+//! The quarantine for files that may not stay in a workspace. It is not certain who created them, so they
+//! are moved and not deleted, and an operator can restore them.
 //!
 //! `<workspaces>/.quarantine/<tenant>/<id>/<path>` is what lay at that path beneath the tenant's
-//! directory. It is on the same volume, beside the tenants, where no workspace and so no program
-//! reaches. Age alone ends it.
+//! directory. It is on the same volume, next to the tenants' directories, out of reach of workspaces and
+//! programs. Entries are deleted only by age.
 
 use std::ffi::OsStr;
 use std::io;
@@ -25,7 +25,7 @@ use crate::clock;
 /// Its name beneath the directory of all workspaces; no tenant can have it.
 pub const NAME: &str = ".quarantine";
 
-/// That of one tenant. Cheap to clone.
+/// The quarantine of one tenant. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Quarantine {
     workspaces: Arc<Path>,

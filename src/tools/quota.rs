@@ -1,10 +1,10 @@
 //! How much a workspace may hold, and how large one file of it may be.
 //!
-//! What is there is measured by a walk when a workspace is first written to, and counted on with
-//! every change made through the service. Programs change files as well, so the figure is measured
-//! again where it is old, and before something is refused because of it. Where other replicas write to
-//! the same volume, it is older than a second, and counts for a small share of what is left only. Two
-//! workspaces of which one lies in the other are measured each for itself.
+//! The size is measured by a walk when a workspace is first written to, and updated with every change
+//! made through the service. Programs change files as well, so it is measured again when the figure is
+//! old, and before a change is refused because of it. If other replicas write to the same volume, a
+//! figure older than a second is trusted only for a small share of the remaining room. Nested workspaces
+//! are measured separately.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::entries::{self, Space};
 
-/// How long a figure is counted on.
+/// How long a figure is updated before it is measured again.
 const FRESH: Duration = Duration::from_mins(1);
 /// A figure that is younger than this, and exact, is not measured again before a refusal; on a shared
 /// volume, each is.
@@ -27,7 +27,7 @@ const NEW: Duration = Duration::from_secs(1);
 const SHARE: u64 = 8;
 /// On a shared volume, at most this part of the time is spent on measuring while there is room.
 const PAUSE: u32 = 20;
-/// How many times as much as there may be is counted, so that it is seen to grow.
+/// Measuring stops at this many times the quota: far enough to notice growth beyond the quota.
 const COUNTED: u64 = 4;
 /// Workspaces whose figures are kept.
 const KEPT: usize = 4096;
@@ -87,14 +87,14 @@ pub enum OverQuota {
 }
 
 impl OverQuota {
-    /// Whether it is more than an eighth beyond what is possible.
+    /// Whether it exceeds the limit by more than an eighth.
     pub fn is_far(self) -> bool {
         let (Self::File(amount, most) | Self::Bytes(amount, most) | Self::Files(amount, most)) =
             self;
         amount > most.saturating_add(most / 8)
     }
 
-    /// Of these bytes and files, what this is about.
+    /// The bytes or the files, whichever limit is exceeded.
     pub fn amount_of(self, bytes: u64, files: u64) -> u64 {
         if matches!(self, Self::Files(..)) { files } else { bytes }
     }
@@ -220,7 +220,7 @@ impl Quota {
         self.exceeded(known.unwrap_or_else(|| self.measure(key, root)).used)
     }
 
-    /// What is known of a workspace does not hold any more.
+    /// Discards the figure of a workspace.
     pub fn forget(&self, root: &Dir) {
         if let Ok(metadata) = root.dir_metadata() {
             self.figures.lock().remove(&(metadata.dev(), metadata.ino()));

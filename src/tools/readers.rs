@@ -1,14 +1,14 @@
-//! What others answered is read on threads for such work. Large answers take several times their size in the meantime, so
-//! few are read at the same time.
+//! Parses large answers on the blocking pool. Parsing takes several times their size in memory, so only a
+//! few are parsed at the same time.
 
 use tokio::sync::Semaphore;
 
 use crate::fairness;
 
-/// Those that are read at the same time, whatever tool asked for them.
+/// Answers that are parsed at the same time, of all tools together.
 static PLACES: Semaphore = Semaphore::const_new(4);
 
-/// Reads something when there is a place for it; nothing where that panicked.
+/// Runs a parser once a permit is free; `None` if it panics.
 pub(super) async fn read<T: Send + 'static>(
     reading: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {

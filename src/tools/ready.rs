@@ -23,9 +23,11 @@ pub struct Ready {
     pub(super) context: ToolContext,
     pub(super) rule: &'static str,
     pub(super) pattern: Option<String>,
-    /// What allows the call, where no rule had anything to say to it.
+    /// The entry that allows the call, if no rule objected.
     pub(super) allowance: Option<Allowance>,
     pub(super) is_concurrent: bool,
+    /// Whether it was started before.
+    pub(super) was_started: bool,
     /// For the audit log.
     pub(super) shown_arguments: String,
     /// Whether its tool is asked about it first.
@@ -68,18 +70,18 @@ impl Ready {
         self.started.circumstances = circumstances;
     }
 
-    /// Takes out of what the call consumes what was counted for it already.
+    /// Subtracts what was already counted for the call from its consumption.
     pub fn consume_beyond(&mut self, counted: &Consumption) {
         self.started.consumes = std::mem::take(&mut self.started.consumes).beyond(counted);
     }
 
-    /// What this call does to the world.
+    /// The effect of this call.
     pub fn effect(&self) -> Effect {
         self.started.effect
     }
 
-    /// Whether it changes something by itself: neither reads nor leaves the work to another run,
-    /// which has a fence of its own.
+    /// Whether the call itself changes something: it does not only read, and does not delegate to another
+    /// run, which is fenced by its own epoch.
     pub fn changes(&self) -> bool {
         self.effect() != Effect::Read && Delegation::of_tool(&self.started.tool).is_none()
     }

@@ -1,4 +1,4 @@
-//! `recall`: what earlier runs of the same agent left, by words.
+//! `recall`: searches the memories of earlier runs of the same agent by words.
 //!
 //! What is kept, and how it is looked up, is not known here: the service gives a function for it.
 //! The tenant and the agent come from the run and never from the model.
@@ -38,7 +38,7 @@ pub struct RecallQuery {
     pub top_k: u32,
 }
 
-/// What is remembered, and the labels of the runs that it is of.
+/// The memories that were found, and the labels of the runs that they are of.
 pub type Recalled = (Vec<String>, Labels);
 
 /// Answers with what is remembered, the most relevant first, or why it is unavailable.

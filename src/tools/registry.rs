@@ -1,7 +1,7 @@
 //! All tools by name, and which of them a definition means.
 //!
-//! A name or glob that means no tool is an error when a definition is loaded, and not a surprise in
-//! a run. Tools of MCP servers come and go; a name or glob that may mean one of them is no mistake.
+//! A name or glob that matches no tool is an error when a definition is loaded, and not only in a run.
+//! Tools of MCP servers come and go, so a name or glob that may match one of them is no error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::mcp::{Servers, Unlisted};
 use super::proxy::{Proxy, ServerRequests};
 use super::recall::Recall;
 use super::sandbox::Sandbox;
-use super::sandbox::plan::Holds;
+use super::sandbox::plan::Confinement;
 use super::shell::Shell;
 use super::{Tool, ToolNow};
 use crate::bounds::name::means;
@@ -35,8 +35,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The tools that need no configuration. Nothing is remembered until `recall` is replaced by
-    /// one that does.
+    /// The tools that need no configuration. `recall` finds nothing until it is replaced.
     pub fn builtin() -> Self {
         let mut registry = Self::default();
         registry.add(Arc::new(FileOps::new()));
@@ -76,9 +75,9 @@ impl Registry {
     }
 
     /// What confines programs, where that is known.
-    pub fn holds(&self) -> Option<&Holds> {
+    pub fn confinement(&self) -> Option<&Confinement> {
         let (sandbox, _) = self.programs.as_ref()?;
-        Some(&sandbox.known_kernel()?.holds)
+        Some(&sandbox.known_kernel()?.confinement)
     }
 
     /// Adds the tools that these servers list, whatever those are.
@@ -91,7 +90,7 @@ impl Registry {
         self.servers.as_ref()
     }
 
-    /// Counts changes of what there is.
+    /// A number that increases with every change of the set of tools.
     pub fn generation(&self) -> u64 {
         self.servers.as_ref().map_or(0, |servers| servers.generation())
     }
@@ -110,6 +109,12 @@ impl Registry {
     /// Adds a tool, in place of one of the same name.
     pub fn add(&mut self, tool: Arc<dyn Tool>) {
         self.tools.insert(tool.info().name.clone(), tool);
+    }
+
+    /// Whether a tool has this name.
+    pub fn has(&self, name: &str) -> bool {
+        let is_of_server = |servers: &Arc<Servers>| servers.tool(name).is_some();
+        self.tools.contains_key(name) || self.servers.as_ref().is_some_and(is_of_server)
     }
 
     /// The tools that a list of names and globs means, each once, in the order of the list.

@@ -1,9 +1,9 @@
-//! What one call asks the network: admitted and counted, redirects and repetitions included.
+//! The network requests of one call: admitted and counted, redirects and retries included.
 //!
-//! How many a call may send is bounded here, and by what is left of the run's budget, which calls
-//! that are executed together share, and of the one that the run shares with others. Requests
-//! that were counted when the call started are not counted again. Requests of programs are kept for
-//! the audit log one by one; a tool's own are part of its call. Whether a request is permitted is the permit's to say.
+//! Their number is bounded per call, by the rest of the run's own budget, which calls that are executed
+//! together share, and by the budget that the run shares with other runs. Requests that were counted when
+//! the call started are not counted again. Requests of programs are recorded in the audit log one by one;
+//! those of the tool itself are part of its call. The permit decides which requests are permitted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -48,6 +48,8 @@ pub struct RequestsLeft {
 
 #[derive(Debug, Default)]
 struct RequestLog {
+    /// For whom they are sent; empty where that is the service itself.
+    tenant: String,
     left: RequestsLeft,
     /// Requests that the start of the call counted and that are not sent yet.
     paid: u64,
@@ -57,7 +59,7 @@ struct RequestLog {
     totals: NetworkUse,
     /// Reasons of refusals.
     reasons: BTreeSet<String>,
-    /// Whether any of the tool's own requests was answered; none where the tool does not tell.
+    /// Whether any of the tool's own requests was answered; `None` if the tool does not report it.
     answered: Option<bool>,
     /// How long the service that answered last asks to be left alone.
     pause: Option<Duration>,
@@ -108,7 +110,7 @@ impl What {
     }
 }
 
-/// An admitted request, until it is known what became of it.
+/// An admitted request, until its outcome is recorded.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AdmittedRequest(usize);
 
@@ -117,8 +119,8 @@ impl RequestsLeft {
         Self { own: left.map(|left| Arc::new(AtomicU64::new(left))), shared: None }
     }
 
-    /// The same, of which each is reserved where the run shares a budget. Where it has no bound of
-    /// its own, none of the runs above it has one: those hold for it, too.
+    /// The same with a reservation from a shared budget for each request. A run without a limit of its own
+    /// needs none: limits of its parents would hold for it, too, so that they have none either.
     #[must_use]
     pub fn shared_by(self, shared: Option<SharedReserve>) -> Self {
         Self { shared: shared.filter(|_| self.own.is_some()), ..self }
@@ -139,6 +141,17 @@ impl std::fmt::Debug for RequestsLeft {
 }
 
 impl Requests {
+    /// None yet, of a call for that tenant.
+    pub(super) fn of(tenant: &str) -> Self {
+        let log = RequestLog { tenant: tenant.to_owned(), ..RequestLog::default() };
+        Self(Arc::new(Mutex::new(log)))
+    }
+
+    /// For whom they are sent.
+    pub(super) fn tenant(&self) -> String {
+        self.0.lock().tenant.clone()
+    }
+
     /// Counts on what the run has left.
     pub(super) fn within(&self, left: RequestsLeft) {
         self.0.lock().left = left;
@@ -146,8 +159,8 @@ impl Requests {
 
     /// Notes how many requests the start of the call counted.
     pub(super) fn announced(&self, requests: u64) {
-        let mut told = self.0.lock();
-        (told.paid, told.totals.announced) = (requests, requests);
+        let mut log = self.0.lock();
+        (log.paid, log.totals.announced) = (requests, requests);
     }
 
     /// Counts a request of the tool itself.
@@ -156,18 +169,18 @@ impl Requests {
     /// Why it is not sent.
     async fn count(&self) -> Result<(), String> {
         let refused = self.reserve().await.err();
-        let mut told = self.0.lock();
+        let mut log = self.0.lock();
         if let Some(why) = refused {
-            return Err(told.declined(why));
+            return Err(log.declined(why));
         }
-        if told.totals.requests >= MAX_REQUESTS as u64 {
-            return Err(told.declined(format!("this call has sent {MAX_REQUESTS} requests")));
+        if log.totals.requests >= MAX_REQUESTS as u64 {
+            return Err(log.declined(format!("this call has sent {MAX_REQUESTS} requests")));
         }
-        if !told.pays() {
-            told.totals.over_budget = true;
-            return Err(told.declined(USED_UP.to_owned()));
+        if !log.pays() {
+            log.totals.over_budget = true;
+            return Err(log.declined(USED_UP.to_owned()));
         }
-        told.totals.requests += 1;
+        log.totals.requests += 1;
         Ok(())
     }
 
@@ -197,8 +210,8 @@ impl Requests {
     /// Reserves what the next request takes of a shared budget.
     async fn reserve(&self) -> Result<(), String> {
         let shared = {
-            let told = self.0.lock();
-            if told.paid > 0 { None } else { told.left.shared.clone() }
+            let log = self.0.lock();
+            if log.paid > 0 { None } else { log.left.shared.clone() }
         };
         let Some(shared) = shared else { return Ok(()) };
         match shared().await {
@@ -227,14 +240,14 @@ impl Requests {
 
     /// Notes whether a request of the tool itself was answered.
     pub(super) fn came_back(&self, is_answered: bool) {
-        let mut told = self.0.lock();
-        told.answered = Some(is_answered || told.answered.unwrap_or_default());
+        let mut log = self.0.lock();
+        log.answered = Some(is_answered || log.answered.unwrap_or_default());
     }
 
     /// Whether nothing was read: no request of the tool was answered.
     pub(super) fn had_no_answer(&self) -> bool {
-        let told = self.0.lock();
-        told.answered == Some(false) && !told.by_programs
+        let log = self.0.lock();
+        log.answered == Some(false) && !log.by_programs
     }
 
     /// The service that answered asks to be left alone for so long.
@@ -252,7 +265,7 @@ impl Requests {
         self.0.lock().totals.over_budget
     }
 
-    /// Takes note of a request and of what the rules say to it.
+    /// Records a request and the decision on it.
     ///
     /// # Errors
     /// Why it is not sent.
@@ -262,12 +275,12 @@ impl Requests {
         target: Target,
         LaterRuling { decision, rule, pattern, reason }: LaterRuling,
     ) -> Result<AdmittedRequest, String> {
-        let mut told = self.0.lock();
-        if told.asked.len() >= MAX_REQUESTS {
-            return Err(told.declined(format!("this call has sent {MAX_REQUESTS} requests")));
+        let mut log = self.0.lock();
+        if log.asked.len() >= MAX_REQUESTS {
+            return Err(log.declined(format!("this call has sent {MAX_REQUESTS} requests")));
         }
         let mut asked = Asked {
-            at: told.next(),
+            at: log.next(),
             what: What::Request { method: method.to_owned(), target },
             rule,
             pattern,
@@ -276,8 +289,8 @@ impl Requests {
             outcome: "",
         };
         let is_objected = decision > Decision::Warned;
-        if !is_objected && !told.pays() {
-            told.totals.over_budget = true;
+        if !is_objected && !log.pays() {
+            log.totals.over_budget = true;
             asked.decision = Decision::Blocked;
             asked.reason = Some(USED_UP.to_owned());
             asked.pattern = None;
@@ -285,29 +298,29 @@ impl Requests {
         let refused = asked.decision > Decision::Warned;
         asked.outcome = if refused { "blocked" } else { "cancelled" };
         let reason = asked.reason.clone().unwrap_or_default();
-        told.asked.push(asked);
+        log.asked.push(asked);
         if refused {
-            return Err(told.declined(reason));
+            return Err(log.declined(reason));
         }
-        told.totals.requests += 1;
-        told.by_programs = true;
-        Ok(AdmittedRequest(told.asked.len() - 1))
+        log.totals.requests += 1;
+        log.by_programs = true;
+        Ok(AdmittedRequest(log.asked.len() - 1))
     }
 
-    /// What became of a request.
+    /// Records the outcome of a request.
     pub(super) fn settle(&self, AdmittedRequest(place): AdmittedRequest, failure: Option<&str>) {
-        let mut told = self.0.lock();
-        if let Some(asked) = told.asked.get_mut(place) {
+        let mut log = self.0.lock();
+        if let Some(asked) = log.asked.get_mut(place) {
             asked.outcome = if failure.is_none() { "succeeded" } else { "failed" };
             asked.reason = failure.map(str::to_owned).or(asked.reason.take());
         }
         if let Some(failure) = failure {
-            told.refuses(failure.to_owned());
+            log.refuses(failure.to_owned());
         }
     }
 
-    /// Notes what the rules say to a file that came of a request; unless it is blocked, what became of it
-    /// is to be told.
+    /// Records the decision on a file that came with a request. Unless it is blocked, its outcome is
+    /// recorded with [`Self::written`] or [`Self::settle`].
     pub(super) fn file(
         &self,
         path: &str,
@@ -316,16 +329,15 @@ impl Requests {
         ruling: LaterRuling,
     ) -> AdmittedRequest {
         let LaterRuling { decision, rule, pattern, reason } = ruling;
-        let mut told = self.0.lock();
+        let mut log = self.0.lock();
         let outcome = if decision > Decision::Warned { "blocked" } else { "failed" };
         let what = What::File { path: path.to_owned(), bytes, url: without_query(url) };
-        let at = told.next();
-        told.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
-        AdmittedRequest(told.asked.len() - 1)
+        let at = log.next();
+        log.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
+        AdmittedRequest(log.asked.len() - 1)
     }
 
-    /// Notes what the rules say to something that programs have left in the workspace, and what became
-    /// of it.
+    /// Records the decision on a file that programs left in the workspace, and its outcome.
     pub(super) fn left(
         &self,
         path: &str,
@@ -334,13 +346,13 @@ impl Requests {
         outcome: &'static str,
     ) {
         let LaterRuling { decision, rule, pattern, reason } = ruling;
-        let mut told = self.0.lock();
-        if told.asked.len() >= MAX_REQUESTS {
+        let mut log = self.0.lock();
+        if log.asked.len() >= MAX_REQUESTS {
             return;
         }
-        let at = told.next();
+        let at = log.next();
         let what = What::Left { path: path.to_owned(), kept };
-        told.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
+        log.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
     }
 
     /// A file is written.
@@ -355,7 +367,7 @@ impl Requests {
         self.0.lock().reasons.iter().cloned().collect()
     }
 
-    /// What programs have read: what an outsider can write, if anything was answered.
+    /// The labels of what programs have read: untrusted, if they sent any request.
     pub(super) fn labels(&self) -> Labels {
         if self.0.lock().by_programs { Labels::UNTRUSTED } else { Labels::default() }
     }
@@ -368,8 +380,8 @@ impl Requests {
 
     /// For the audit log: a record of each request, and after them that of the call.
     pub(super) fn audited(&self, call: AuditRecord) -> (Vec<AuditRecord>, AuditRecord) {
-        let mut told = self.0.lock();
-        let asked = std::mem::take(&mut told.asked);
+        let mut log = self.0.lock();
+        let asked = std::mem::take(&mut log.asked);
         let record = |asked: Asked| {
             let Asked { at, what, rule, pattern, decision, reason, outcome } = asked;
             let arguments = what.shown();
@@ -401,7 +413,7 @@ fn without_query(url: &str) -> String {
 }
 
 impl RequestLog {
-    /// Whether a request is paid for, or taken of what is left.
+    /// Takes one request from those already counted, or else from the budget; false if both are used up.
     fn pays(&mut self) -> bool {
         match self.paid.checked_sub(1) {
             Some(rest) => {

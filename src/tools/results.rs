@@ -1,7 +1,7 @@
-//! What becomes of a call: its result, and what the audit log keeps of it.
+//! The results of calls, and their audit records.
 //!
-//! Results are made here in one shape, whether a call was executed, refused or blocked, and capped
-//! before anything stores or reads them. Which of them a call gets is the executor's.
+//! All results are built here, whether a call was executed, refused or blocked, and capped before
+//! anything stores or reads them. The executor decides which result a call gets.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub struct Finished {
     pub requests: Vec<AuditRecord>,
     /// The skill that the call made active.
     pub activates: Option<SkillActivated>,
-    /// What the result labels the run.
+    /// The labels that the result gives to the run.
     pub yields: Labels,
 }
 
@@ -93,7 +93,7 @@ impl Finished {
     }
 }
 
-/// The beginning of why a call is to be reviewed.
+/// The beginning of the reason for a review.
 pub const UNKNOWN_OUTCOME: &str =
     "The service stopped while this call was executed: it is unknown whether it took effect";
 /// The same, where the tool was asked about it, or could have been.
@@ -211,8 +211,7 @@ pub(super) fn awaiting_input(
     Finished::of(RunEvent::ToolCallAwaitingClient(awaited))
 }
 
-/// Asks a person what became of a call that a crash interrupted, and that was made with these
-/// arguments to do that.
+/// Asks a person for the outcome of a call that a crash interrupted, with its arguments and actions.
 pub fn review(
     call_id: Uuid,
     tool: String,
@@ -308,7 +307,7 @@ pub(super) fn escalated(
     Escalated { arguments, actions, reason, tool_hash: None, audit }
 }
 
-/// What the audit log keeps of a call that is not executed, at least not now.
+/// The audit record of a call that is not executed, at least not now.
 pub(super) fn not_executed(
     call: &ToolCall,
     objection: Objection,
@@ -331,22 +330,32 @@ pub(super) fn not_executed(
     }
 }
 
-/// What the audit log keeps of a call that was dispatched and whose end the service did not see.
-pub fn lost(call: &ToolCall, labels: Labels) -> AuditRecord {
+/// The audit record of a call that was started and whose end the service did not see.
+pub fn audit_of_unfinished_call(call: &ToolCall, labels: Labels) -> AuditRecord {
     let arguments = arguments::parse(&call.arguments).unwrap_or_default();
+    audit_of_unfinished_row(call.id, &call.name, &arguments, labels)
+}
+
+/// The same for a call of which only its row is known.
+pub fn audit_of_unfinished_row(
+    call_id: Uuid,
+    tool: &str,
+    arguments: &Value,
+    labels: Labels,
+) -> AuditRecord {
     let canonical = canonical_json(arguments.clone());
     AuditRecord {
         labels,
         at: clock::now(),
-        call_id: call.id,
-        tool: call.name.clone(),
+        call_id,
+        tool: tool.to_owned(),
         rule: "recovery".to_owned(),
         pattern: None,
         decision: Decision::Allowed.as_str().to_owned(),
         reason: Some(
             "The run ended, or the service stopped, while this call was under way.".to_owned(),
         ),
-        arguments: shown(&arguments, canonical),
+        arguments: shown(arguments, canonical),
         outcome: "unknown".to_owned(),
         duration_ms: None,
         result_bytes: None,

@@ -1,7 +1,6 @@
-//! What the calls of one run have in common, and where in the run one of them stands.
+//! The common context of the calls of one run, and the position of a call in the run.
 //!
-//! Nothing in it comes from the model. Which calls are made, and whether they may be, is decided
-//! elsewhere.
+//! Nothing in it comes from the model. Which calls are made and permitted is decided elsewhere.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use super::{Changed, ChildRun, HasRead, Listener, Standing, ToolContext, Workspa
 use crate::event::SkillActivated;
 use crate::run::{Caller, Labels, SpanPlace, TraceContext};
 
-/// What the calls of one run have in common.
+/// The common context of the calls of one run.
 #[derive(Debug, Clone)]
 pub struct RunScope {
     /// The run.
@@ -37,7 +36,7 @@ pub struct RunScope {
     pub tools: Arc<BTreeSet<String>>,
     /// Its inputs, which interceptors may look at.
     pub inputs: Arc<Value>,
-    /// What it has read.
+    /// The labels of what it has read.
     pub labels: Labels,
     /// The trace that it belongs to.
     pub trace: Option<TraceContext>,
@@ -47,7 +46,7 @@ pub struct RunScope {
     pub standing: Standing,
     /// The listener for the progress of its calls.
     pub listener: Listener,
-    /// What programs and pages may still ask the network.
+    /// The network requests that programs and pages may still send.
     pub requests_left: RequestsLeft,
     /// Files that it may still change; `None` where that is not known.
     pub files_left: Option<u64>,
@@ -69,13 +68,13 @@ impl RunScope {
             listener: self.listener.clone(),
             changed: Changed::default(),
             has_network: false,
-            requests: Requests::default(),
+            requests: Requests::of(&self.caller.tenant),
             input: None,
         }
     }
 }
 
-/// Where in a run a call stands.
+/// The position of a call in its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
     /// The attempt, 1-based.

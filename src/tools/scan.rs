@@ -1,8 +1,7 @@
 //! The injection scan of what a run reads: results of tools, its inputs and what it recalls.
 //!
-//! Here it is decided what becomes of a suspicious result; what is suspicious is the scan's to say
-//! ([`crate::governance::injection`]). Only what a tool said is scanned, not what the service says of
-//! a call.
+//! This file decides how a suspicious text is treated; whether it is suspicious is decided by
+//! [`crate::governance::injection`]. Only text of tools is scanned, and not the service's own messages.
 
 use serde_json::Value;
 
@@ -12,8 +11,8 @@ use crate::governance::injection::{scan, scan_json};
 use crate::message::CallTarget;
 use crate::run::OnInjection;
 
-/// Scans the result of a call. Where it is suspicious, says so, and withholds it if that is the
-/// rule.
+/// Scans the result of a call. If it is suspicious, returns a warning, and withholds the result if the
+/// definition demands it.
 pub fn scan_result(call: &mut ToolCallCompleted, rule: OnInjection) -> Option<ScanWarned> {
     let is_of_tool = call.failure.is_none_or(CallFailure::is_of_tool);
     if rule == OnInjection::Off || call.target != CallTarget::Tool || !is_of_tool {
@@ -45,7 +44,7 @@ pub fn scan_text(text: &str) -> Option<Suspicion> {
     scan(text)
 }
 
-/// What becomes of memories: those that are left, and what was suspicious.
+/// Scans memories; returns those that may be used, and warnings about suspicious ones.
 pub fn scan_memories(memories: Vec<String>, rule: OnInjection) -> (Vec<String>, Vec<ScanWarned>) {
     if rule == OnInjection::Off {
         return (memories, Vec::new());

@@ -1,9 +1,9 @@
 //! `shell`: runs programs in the sandbox, by a command line that no shell ever sees.
 //!
-//! The line is read, every program in it found on a fixed path and every path resolved, before the
-//! gate judges what would run; what was judged is what runs. A command's exit code is a result and
-//! no failure. What programs reach of the workspace are the permit's path rules, and no file can be
-//! changed where every command of the line is known to read only.
+//! Before the gate judges the call, the line is parsed, every program is looked up on a fixed search path
+//! and every path is resolved. Exactly what was judged is run. A command's exit code is part of the
+//! result and not a failure. Programs can access the workspace as far as the permit's path rules allow. If
+//! every command of the line is known to only read, no file can be changed.
 
 mod patterns;
 mod prepared;
@@ -18,7 +18,7 @@ use super::proxy::{self, Proxy};
 use super::results::MAX_RESULT;
 use super::sandbox::Startable;
 use super::sandbox::reach::{self, ReachError};
-use super::sandbox::{Job, Ran, Sandbox, shortened};
+use super::sandbox::{Job, JobResult, Sandbox, shortened};
 use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
 use crate::bounds::secrets::without_known;
 use crate::event::NetworkUse;
@@ -75,7 +75,7 @@ impl Shell {
         let level = level.map(|level| format!(" Sandbox: {level}.")).unwrap_or_default();
         let network = match kernel {
             _ if !has_network => NO_NETWORK,
-            Some(kernel) if !kernel.holds.network => NO_NETWORK_HERE,
+            Some(kernel) if !kernel.confinement.network => NO_NETWORK_HERE,
             _ => NETWORK,
         };
         let info = ToolInfo {
@@ -146,7 +146,7 @@ impl Tool for Shell {
         let listed: Vec<String> = actions.iter().filter_map(program_of).collect();
         let writes = actions.iter().any(|action| action.effect != Effect::Read);
         let by_glob = writes && permit.writable().by_glob;
-        let has_mounts = self.sandbox.kernel().await.holds.namespaces;
+        let has_mounts = self.sandbox.kernel().await.confinement.namespaces;
         let path = self.sandbox.settings().path.clone();
         let (root, rules) = (context.workspace.root(), permit.clone());
         let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
@@ -180,7 +180,7 @@ impl Tool for Shell {
             held: None,
         };
         let ran = programs::run(&self.sandbox, job, context, rules, before).await?;
-        let mut about = told(&ran);
+        let mut about = summary(&ran);
         if let Some(asked) = context.requests.totals() {
             let NetworkUse { requests, .. } = asked;
             let refused = context.requests.refusals();
@@ -196,7 +196,7 @@ impl Tool for Shell {
 }
 
 /// Whether programs say that they may not make or change a file.
-fn is_refused_a_file(ran: &Ran) -> bool {
+fn is_refused_a_file(ran: &JobResult) -> bool {
     let says = |what: &str| ran.stderr.text.contains(what);
     ran.exit_code != Some(0) && (says("Read-only file system") || says("Permission denied"))
 }
@@ -217,7 +217,7 @@ fn program_of(action: &Action) -> Option<String> {
 }
 
 /// How programs ended, without what they wrote.
-fn told(ran: &Ran) -> Value {
+fn summary(ran: &JobResult) -> Value {
     let mut result = json!({
         "exit_code": ran.exit_code,
         "stdout": "",
@@ -232,7 +232,7 @@ fn told(ran: &Ran) -> Value {
 }
 
 /// The result as JSON text with both streams, shortened so that the text itself is not.
-fn with_streams(mut about: Value, ran: &Ran) -> String {
+fn with_streams(mut about: Value, ran: &JobResult) -> String {
     let room = MAX_RESULT.saturating_sub(about.to_string().len());
     let streams = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].map(|(name, output)| {
         let (head, tail) = output.ends();

@@ -4,13 +4,13 @@ use super::*;
 use crate::tools::results::capped;
 use crate::tools::sandbox::Output;
 
-fn ran(stdout: &str, stderr: &str) -> Ran {
+fn ran(stdout: &str, stderr: &str) -> JobResult {
     let output = |text: &str| {
         let mut output = Output::default();
         output.text.push_str(text);
         output
     };
-    Ran {
+    JobResult {
         exit_code: Some(0),
         stopped: None,
         stdout: output(stdout),
@@ -41,7 +41,7 @@ fn long_outputs_stay_json_and_say_what_is_left_out() {
         (short, short),
     ] {
         let ran = ran(stdout, stderr);
-        let text = with_streams(told(&ran), &ran);
+        let text = with_streams(summary(&ran), &ran);
         assert_eq!(capped(text.clone()), text, "{} bytes", text.len());
         let result: Value = serde_json::from_str(&text).unwrap();
         for (name, all) in [("stdout", stdout), ("stderr", stderr)] {

@@ -1,5 +1,5 @@
-//! Files that are complete before they get into their place, so that a reader sees the old or the
-//! new content and never a half.
+//! Files that are written completely before they are moved into their place, so that a reader sees either
+//! the old or the new content.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::own_writes;
 
 /// How the names of such files begin.
 const PREFIX: &str = ".toolloop-";
-/// One that was not written to for so long was left by a crash.
+/// A staged file that was not written to for this long was left by a crash.
 const LONGEST: Duration = Duration::from_hours(1);
 
 /// A file that is not yet in its place; removed again unless it gets there.
@@ -57,8 +57,7 @@ impl Staged {
         name.starts_with(PREFIX)
     }
 
-    /// Deletes those that crashes have left in the directories of tenants, beneath that of all workspaces;
-    /// how many.
+    /// Deletes staged files that crashes left in the directories of all tenants; returns how many.
     ///
     /// # Errors
     /// What the system says.

@@ -1,9 +1,9 @@
 //! Files of a workspace as callers reach them: listed, read, put and deleted, each with an entity
 //! tag, which is the hash of its content.
 //!
-//! A path is resolved as a tool's is ([`Workspace`]) and opened without following a link. A file is
-//! put in its place in one step. Which paths a caller may reach is decided elsewhere, and so is that one
-//! at a time changes files. Everything here blocks.
+//! A path is resolved like that of a tool ([`Workspace`]) and opened without following a link. A file is
+//! moved into its place in one step. Which paths a caller may access is decided elsewhere, and so is the
+//! serialisation of changes. Everything here blocks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -63,14 +63,14 @@ pub struct OpenedFile {
 }
 
 impl OpenedFile {
-    /// A part of what its tag is of.
+    /// A part of the content that the tag belongs to.
     pub fn content(self, start: u64, length: u64) -> Content {
         Content::new(self.file, (self.size, self.etag), self.settled, (start, length))
     }
 }
 
-/// What a request expects of the file that it changes: it is asked with the entity tag of the file
-/// that is there, or with none.
+/// The precondition of a request that changes a file. It is evaluated with the entity tag of the existing
+/// file, or `None` if there is no file.
 pub type Condition = Box<dyn Fn(Option<&str>) -> bool + Send>;
 
 /// A complete file on its way to a path.
@@ -169,7 +169,7 @@ impl StoredFiles {
         Ok(listed.take(limit).collect())
     }
 
-    /// The path that a request means; `None` where it names no file, and none that there could be.
+    /// The resolved path of a request; `None` if no file can exist at it.
     pub fn resolved(workspace: &Workspace, path: &str) -> Option<String> {
         let resolved = workspace.resolve(path).ok()?;
         let may_be_file = matches!(resolved.kind, Some(Kind::File) | None);
@@ -322,8 +322,8 @@ fn way_to<'p>(workspace: &Workspace, path: &'p str) -> Result<Way<'p>, ChangeErr
     workspace.way(path).map_err(|error| blocked(error, path))
 }
 
-/// Waits for the moment in which no run changes a file. One that the condition was checked of must still be
-/// the same then; while it is open, no other file can be taken for it.
+/// Locks a file, and checks that it is still the one for which the condition was evaluated. That file is
+/// held open, so that its inode cannot be reused for another file.
 fn locked(
     workspace: &Workspace,
     (dir, name): (&Dir, &str),

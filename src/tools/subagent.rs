@@ -1,11 +1,10 @@
 //! Other agents as tools: `agent:<name>` gives one a task, `transfer_to_<name>` hands it the
 //! conversation.
 //!
-//! A call starts a child run and waits for its end; the output is the result. Which run that is
-//! follows from the call's effect key, so a call that is repeated after a crash waits for the child
-//! that it started. Starting runs is the runtime's: this file owns the trait by which it is asked,
-//! and knows neither stores nor definitions. What the child does is judged call by call, in its own
-//! run.
+//! A call starts a child run and waits for its end; the output is the result. The id of the child run is
+//! derived from the call's effect key, so a call that is repeated after a crash waits for the child that
+//! it started. The runtime starts runs: this file only defines the trait for that, and knows neither
+//! stores nor definitions. The calls of the child are judged in its own run.
 
 use crate::message::tool_schema::ToolSchema;
 use std::fmt::Write as _;
@@ -22,26 +21,26 @@ use crate::run::{Delegation, Effect};
 /// Starts child runs and waits for them.
 #[async_trait]
 pub trait StartRun: Send + Sync {
-    /// What came of the child run that this call means: started, or found where the call is
-    /// repeated. Dropping the future cancels the child, unless the parent itself goes on elsewhere.
+    /// The outcome of the call's child run, which is started, or found again if the call is repeated.
+    /// Dropping the future cancels the child, unless the parent continues on another replica.
     ///
     /// # Errors
     /// Why there is no output, for the model of the parent.
     async fn start_run(&self, child: ChildCall) -> Result<ChildResult, ChildFailed>;
 }
 
-/// What came of a child run.
+/// The outcome of a child run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChildResult {
     /// It has ended with this output.
     Output(Value),
-    /// This run waits for an answer from outside.
+    /// The child run is parked, and waits for an answer from outside.
     Parked(Uuid),
-    /// The budget that it shares with the run that calls did not let it go on; in words, for the model.
+    /// The budget that it shares with its parent is used up; in words, for the model.
     OverBudget(String),
 }
 
-/// A call that means a child run.
+/// A call that starts a child run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChildCall {
     /// The run that calls.

@@ -1,7 +1,7 @@
-//! `use_skill`: lets a model read a skill's instructions, from when on the skill's bounds hold.
+//! `use_skill`: lets a model read a skill's instructions. From then on the skill's restrictions hold.
 //!
-//! Where skills come from is passed in. That a skill is active is recorded by the engine, and its
-//! bounds are kept by the gate; bounds never take this tool away.
+//! The source of skills is passed in. The engine records that a skill is active, and the gate enforces
+//! its restrictions, which never apply to this tool.
 
 use crate::message::tool_schema::ToolSchema;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl Tool for UseSkill {
     }
 }
 
-/// Whether active skills leave a tool to be called.
+/// Whether active skills still allow a tool.
 pub fn leaves(skills: &[SkillActivated], tool: &str) -> bool {
     tool == NAME || skills.iter().all(|skill| governance::skill_allows(skill, tool))
 }

@@ -1,8 +1,8 @@
 //! `web_fetch`: a page of the network as text that a model can read.
 //!
-//! This file is the tool as the model and the gate see it, and the way to the page: every hop is
-//! judged by the permit and by the client. What becomes of what comes back is `reading`'s, who may
-//! come by at all, where the operator asks for that, `robots`'s.
+//! This file is the tool as the model and the gate see it, and fetches the page: every hop is checked by
+//! the permit and by the client. `reading` turns the answer into text. `robots` checks `robots.txt`, if
+//! the operator demands it.
 
 mod reading;
 mod robots;
@@ -104,12 +104,14 @@ impl WebFetch {
             HeaderValue::from_static("text/html, application/xhtml+xml, text/*;q=0.9, */*;q=0.5"),
         );
         let request = Request { method: Method::GET, url, headers, body: Bytes::new() };
+        let tenant = requests.tenant();
         let terms = Terms {
             addresses: &addresses,
             judge: &judge,
             redirects: MAX_REDIRECTS,
             deadline: self.settings.timeout,
             max_body,
+            tenant: &tenant,
         };
         let sent = self.client.send_each(request, &terms, &requests.counting()).await;
         let was_answered = |error: &OutboundError| {
@@ -119,14 +121,14 @@ impl WebFetch {
         sent.map_err(|error| error.to_string())
     }
 
-    /// Whether robots may come to an address, by what its host says.
+    /// Checks that the host's `robots.txt` permits the address.
     async fn check_robots(&self, url: &Url, by: Fetching<'_>) -> Result<(), String> {
         if !self.settings.robots {
             return Ok(());
         }
         if !self.robots.knows(url) {
             let place = robots::place(url);
-            // What keeps this run from asking says nothing about the host, which others may reach.
+            // A refusal by this run's rules says nothing about the host, so it is not cached.
             let said = self.get(place, by, robots::MAX_FILE).await;
             let said = said.map_err(|why| format!("its robots.txt cannot be read: {why}"))?;
             self.robots.learn(url, &said);

@@ -47,7 +47,7 @@ pub struct Workspace {
     quota: Arc<Quota>,
     quarantine: Quarantine,
     locks: FileLocks,
-    /// Who keeps its files, where that is not the directory.
+    /// The durable store of its files, if that is not the directory.
     keeper: Option<Arc<dyn Keeper>>,
 }
 
@@ -57,10 +57,10 @@ pub enum WorkspaceError {
     /// The tenant or the directory is not a plain relative path.
     #[error("the workspace directory {0:?} must be a relative path without `..`")]
     InvalidDirectory(String),
-    /// It lies in another directory than that of the other replicas.
+    /// Its directory is not the volume that the other replicas use.
     #[error("the workspace is not the one that the replicas share")]
     NotShared,
-    /// Its files cannot be brought.
+    /// Its files cannot be copied from the durable store.
     #[error(transparent)]
     NotKept(#[from] NotKept),
     /// The directory cannot be made or opened.
@@ -193,7 +193,7 @@ impl Workspace {
         Self { locks: locks.clone(), ..self }
     }
 
-    /// Waits until no other changes one of these names of its directories, and then lets none. Blocks.
+    /// Locks these names in its directories; waits until no other task holds one of them. Blocks.
     ///
     /// # Errors
     /// It takes too long, or the volume cannot be used.
@@ -221,7 +221,7 @@ impl Workspace {
         Self { keeper, ..self }
     }
 
-    /// Brings into the directory what others have changed.
+    /// Copies changes of other replicas into the directory.
     ///
     /// # Errors
     /// [`NotKept`].
@@ -232,7 +232,7 @@ impl Workspace {
         }
     }
 
-    /// Begins a change of files, which is then kept.
+    /// Begins a change of files that must be stored durably; `None` if the directory is the store.
     pub async fn keeping(&self) -> Option<Keeping> {
         match &self.keeper {
             Some(keeper) => Some(Keeping::by(keeper).await),
@@ -240,7 +240,7 @@ impl Workspace {
         }
     }
 
-    /// Keeps paths that were changed; those that others have changed in the meantime, elsewhere.
+    /// Stores changed paths durably; returns those that another replica has changed in the meantime.
     ///
     /// # Errors
     /// [`NotKept`].
@@ -294,12 +294,12 @@ impl Workspace {
 
     /// Bytes and files that the file system has room for, where it says so.
     pub(super) fn room(&self) -> Option<[u64; 2]> {
-        let told = rustix::fs::fstatvfs(&*self.root).ok()?;
-        Some([told.f_bfree.saturating_mul(told.f_frsize), told.f_ffree])
+        let stats = rustix::fs::fstatvfs(&*self.root).ok()?;
+        Some([stats.f_bfree.saturating_mul(stats.f_frsize), stats.f_ffree])
     }
 
-    /// Moves an entry of one of its directories, which lies at that path, out of every workspace's reach.
-    /// Answers where it lies now, beneath the directory of all workspaces.
+    /// Moves the entry of one of its directories at that path to the quarantine. Returns its new path,
+    /// relative to the directory of all workspaces.
     ///
     /// # Errors
     /// What the system says; it is where it was.
@@ -315,8 +315,8 @@ impl Workspace {
         Ok(kept)
     }
 
-    /// Whether what was put aside is as much as a workspace may hold, as was measured within the last
-    /// minute. May walk through it.
+    /// Whether the quarantine holds as much as a workspace may hold, by a measurement that may be a minute
+    /// old. May walk it.
     pub(super) fn quarantine_is_full(&self) -> bool {
         let aside = self.quarantine.opened();
         aside.is_some_and(|aside| self.quota.known_excess(&aside).is_some())
@@ -346,7 +346,7 @@ impl Workspace {
         root.write(PROBE, b"written to find out whether files can be\n")
     }
 
-    /// What a path as a model wrote it really names, its last link followed too.
+    /// The real path that a path of a model names; a link in the last place is followed, too.
     ///
     /// # Errors
     /// [`PathError`], before anything is touched.
@@ -513,7 +513,7 @@ pub fn normalise(path: &str) -> Result<String, PathError> {
     Ok(if parts.is_empty() { ".".to_owned() } else { parts.join("/") })
 }
 
-/// The directory of a workspace without what it can do without.
+/// The normalised path of a workspace's directory.
 fn plain(tenant: &str, directory: &str) -> Result<String, WorkspaceError> {
     let invalid = |path: &str| WorkspaceError::InvalidDirectory(path.to_owned());
     if matches!(tenant, "" | "." | "..") || tenant.contains('/') {

@@ -16,7 +16,7 @@ use crate::service::{Answer, Db, Service, Setup, answer, command, on_both_stores
 on_both_stores! {
     without_runs_read_an_answer_is_the_status_alone,
     a_client_tools_result_comes_from_the_key_that_started_the_run,
-    a_dry_run_shows_the_definition_to_who_may_read_it,
+    a_dry_run_shows_the_definition_with_the_scope_agents_read,
     a_run_without_the_scope_for_any_tool_is_refused,
     a_repeated_request_of_another_key_shows_it_no_run,
     edited_arguments_are_judged_before_the_approval_is_taken,
@@ -136,7 +136,7 @@ async fn a_client_tools_result_comes_from_the_key_that_started_the_run(db: Db) {
     }
 }
 
-async fn a_dry_run_shows_the_definition_to_who_may_read_it(db: Db) {
+async fn a_dry_run_shows_the_definition_with_the_scope_agents_read(db: Db) {
     let service = editor().start(db).await;
     let poor = key(&service, &["agents:invoke", "tools:execute"]).await;
     let rich = key(&service, &["agents:invoke", "tools:execute", "agents:read"]).await;
@@ -460,7 +460,7 @@ async fn raw(service: &Service, request: &str) -> TcpStream {
 /// Everything until the connection is closed.
 async fn all_of(mut stream: TcpStream) -> String {
     let mut text = Vec::new();
-    let reading = tokio::time::timeout(Duration::from_secs(8), stream.read_to_end(&mut text));
+    let reading = tokio::time::timeout(Duration::from_mins(1), stream.read_to_end(&mut text));
     reading.await.expect("the connection stays open").unwrap();
     String::from_utf8_lossy(&text).into_owned()
 }
@@ -469,7 +469,10 @@ async fn probes_are_answered_while_all_connections_are_taken(db: Db) {
     let service = editor()
         .agent("sleeper", "model: scripted/sleeper\ninstructions: S.\n")
         .scenario("sleeper", "steps: [{delay_ms: 120000, text: late}]")
-        .config("[server]\nmax_connections = 10\nmax_requests_per_key = 1000000")
+        .config(
+            "[server]\nmax_connections = 10\nmax_requests_per_key = 1000000\n\
+             header_timeout = \"10m\"\nidle_timeout = \"10m\"",
+        )
         .start(db)
         .await;
     let run = answer(
@@ -516,7 +519,7 @@ async fn probes_are_answered_while_all_connections_are_taken(db: Db) {
         all_of(stream).await;
     }
     drop(streams);
-    for _ in 0..300 {
+    for _ in 0..3000 {
         let again = raw(&service, &format!("GET /v1/runs HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {}\r\n\r\n", service.key)).await;
         if all_of(again).await.starts_with("HTTP/1.1 200") {
             return;
@@ -636,7 +639,8 @@ async fn errors_do_not_print_configured_values() {
     let agents = broken.iter().enumerate();
     let setup =
         agents.fold(Setup::new(), |setup, (n, yaml)| setup.agent(&format!("bad-{n}"), yaml));
-    let dir = setup.scenario("hello", "steps: [{text: hi, delay_ms: 'hush-1234'}]").lay_out();
+    let dir =
+        setup.scenario("hello", "steps: [{text: hi, delay_ms: 'hush-1234'}]").write_directory();
     let tools = "base_url: http://127.0.0.1:1\nheaders: hush-1234\ntools: []\n";
     std::fs::create_dir_all(dir.path().join("tools")).unwrap();
     std::fs::write(dir.path().join("tools/web.yaml"), tools).unwrap();
@@ -674,7 +678,7 @@ async fn a_providers_text_forges_no_line_of_the_log() {
     let dir = Setup::new()
         .agent("bad", "model: bad/m\ninstructions: x\n")
         .config(&format!("[models.bad]\nkind = \"openai\"\nbase_url = \"http://{address}\""))
-        .lay_out();
+        .write_directory();
     let output = command(dir.path())
         .args(["invoke", "bad"])
         .env("TOOLLOOP_LOG", "debug")

@@ -17,13 +17,13 @@ on_both_stores! {
     calls_beside_a_refusal_and_in_a_last_answer_are_not_executed,
     a_nul_in_arguments_is_an_error,
     a_provider_says_whether_to_repeat,
-    a_budget_says_what_the_next_call_needs,
-    a_template_names_what_it_lacks,
+    a_budget_says_how_much_the_next_call_needs,
+    a_template_names_the_missing_variable,
     instructions_know_skills_and_memory,
     a_parked_run_shows_the_turn_that_waits,
     iterations_tell_their_children,
     events_stay_on_one_line,
-    nothing_is_hidden_from_who_decides,
+    hidden_characters_are_shown_to_the_approver,
 }
 
 const AGENT: &str = "
@@ -202,7 +202,9 @@ async fn a_nul_in_arguments_is_an_error(db: Db) {
     let (service, _mock) = on_mock(db, "", replies).await;
     let run = service.run("worker", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
-    for row in part(&service, &run, "tool-calls").await {
+    let rows = part(&service, &run, "tool-calls").await;
+    assert_eq!(rows.len(), 2, "{rows:#?}");
+    for row in rows {
         assert_eq!(row["state"], "failed", "{row:#}");
         assert!(text(&row, "result").contains("NUL character at /path"), "{row:#}");
     }
@@ -225,7 +227,7 @@ async fn a_provider_says_whether_to_repeat(db: Db) {
     assert_eq!(run["output"], json!({"result": "done"}), "repeated: {run:#}");
 }
 
-async fn a_budget_says_what_the_next_call_needs(db: Db) {
+async fn a_budget_says_how_much_the_next_call_needs(db: Db) {
     let agent = |budget: &str| {
         format!(
             "model: scripted/worker\ninstructions: Work.\ngovernance: {{budget: {{{budget}}}}}\n"
@@ -250,7 +252,7 @@ async fn a_budget_says_what_the_next_call_needs(db: Db) {
     }
 }
 
-async fn a_template_names_what_it_lacks(db: Db) {
+async fn a_template_names_the_missing_variable(db: Db) {
     let service = Setup::new()
         .agent("asker", "model: scripted/asker\ninstructions: 'Look at {{ inputs.topic }}.'\n")
         .agent("deep", "model: scripted/asker\nprompt: 'Ask {{ inputs.user.name }}.'\n")
@@ -389,7 +391,7 @@ async fn events_stay_on_one_line(db: Db) {
     assert_eq!(last["data"]["run"]["output"], json!({ "result": said }));
 }
 
-async fn nothing_is_hidden_from_who_decides(db: Db) {
+async fn hidden_characters_are_shown_to_the_approver(db: Db) {
     let hidden = "pay\u{202e}txt.\u{200b}exe\u{e0041}";
     let call = json!({"tool": "file_ops", "arguments": {"operation": "write", "path": "a.txt", "content": hidden}});
     let steps =

@@ -1,5 +1,5 @@
-//! Runs that wait for somebody: what is asked, who may answer, and what becomes of the run, whoever
-//! dies in between.
+//! Runs that wait for a decision: what is asked, which callers may answer, and what becomes of the run,
+//! also after a crash in between.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ on_both_stores! {
     an_escalated_call_waits_until_it_is_approved,
     waiting_is_no_part_of_a_runs_duration,
     a_denied_call_is_told_to_the_model,
-    nobody_decides_in_time,
+    an_approval_that_is_not_given_in_time_expires,
     arguments_are_edited_and_judged_again,
     edited_arguments_are_blocked_and_not_rewritten,
     calls_of_one_batch_are_decided_one_by_one,
-    of_two_who_decide_one_is_late,
+    of_concurrent_decisions_one_is_taken,
     cancelling_races_approving,
-    an_approved_call_takes_effect_once_whatever_crashes,
+    an_approved_call_takes_effect_once_in_spite_of_crashes,
     a_stream_goes_on_over_a_park,
     a_parked_run_is_told_on_every_way,
-    only_who_may_decides,
+    deciding_requires_the_tenant_and_the_scope,
     a_stop_condition_asks_whether_to_go_on,
     an_approval_lapses_where_the_run_reads_more,
     an_approval_lapses_where_a_rule_asks_behind_another_one,
@@ -98,7 +98,7 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
     let parked = parked(&service, "editor").await;
     let (run, calls) = paths(&parked.body);
     assert_eq!(parked.headers["location"], run.as_str());
-    assert!(!parked.headers.contains_key("preference-applied"), "nobody preferred it");
+    assert!(!parked.headers.contains_key("preference-applied"), "no preference was sent");
     let pending = &parked.body["pending"][0];
     assert_eq!((&pending["kind"], &pending["tool"]), (&json!("approval"), &json!("file_ops")));
     assert_eq!(
@@ -238,10 +238,10 @@ async fn a_denied_call_is_told_to_the_model(db: Db) {
     assert!(done.contains("testadmin denied this call. Do not"), "{done}");
 }
 
-async fn nobody_decides_in_time(db: Db) {
+async fn an_approval_that_is_not_given_in_time_expires(db: Db) {
     let hasty = EDITOR.replace("autonomy:", "approval_timeout: 1s, autonomy:");
     let service = editor().agent("hasty", &hasty).start(db).await;
-    let (run, calls) = paths(&parked(&service, "hasty").await.body);
+    let run = service.enqueue("hasty").await;
     let done = ended(&service, &run).await;
     assert_eq!(
         done["output"],
@@ -255,7 +255,8 @@ async fn nobody_decides_in_time(db: Db) {
         (&Value::Null, true),
         "{row:#}"
     );
-    let late = service.post(&format!("{}/approve", calls[0]), &json!({})).await;
+    let approve = format!("{run}/tool-calls/{}/approve", text(row, "call_id"));
+    let late = service.post(&approve, &json!({})).await;
     assert_eq!((late.status.as_u16(), &late.body["code"]), (409, &json!("NOT_AWAITING_APPROVAL")));
     assert!(text(&late.body, "detail").contains("no answer in time"), "{:#}", late.body);
     let audit = service.get("/v1/audit?decision=blocked").await.body;
@@ -295,7 +296,7 @@ async fn arguments_are_edited_and_judged_again(db: Db) {
     let messages = service.get(&format!("{run}/messages")).await.body.to_string();
     assert!(messages.contains("notes.txt"), "{messages}");
 
-    // What is forbidden stays so, whoever approves it; the approval is not taken.
+    // What is forbidden cannot be approved; the approval is not taken.
     let (run, calls) = paths(&parked(&service, "editor").await.body);
     let secret = json!({"operation": "write", "path": "secret/key.txt", "content": "mine\n"});
     let refused =
@@ -383,7 +384,7 @@ steps:
     assert_eq!(resumed, 1, "the batch goes on once");
 }
 
-async fn of_two_who_decide_one_is_late(db: Db) {
+async fn of_concurrent_decisions_one_is_taken(db: Db) {
     let service = editor().start(db).await;
     for _ in 0..rounds(5) {
         service.write("workspace/default/notes.txt", "old\n"); // writing what stands there loses nothing
@@ -441,14 +442,14 @@ async fn cancelling_races_approving(db: Db) {
             assert_eq!(
                 file(&service, "notes.txt"),
                 "old\n",
-                "nothing is executed that nobody approved"
+                "nothing is executed without an approval"
             );
         }
         assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
     }
 }
 
-async fn an_approved_call_takes_effect_once_whatever_crashes(db: Db) {
+async fn an_approved_call_takes_effect_once_in_spite_of_crashes(db: Db) {
     let asking = "
 model: scripted/adder
 instructions: Add.
@@ -464,18 +465,23 @@ steps:
     let setup = Setup::new().agent("adder", asking).scenario("adder", steps);
     let mut service = setup.config("[runtime]\nlease = \"2s\"").start(db).await;
     let mut completed = 0;
-    for round in 0..4 {
+    for round in 0..5 {
         let file_name = format!("added-{round}.txt");
         let path = "/v1/agents/adder/invoke-iterative";
         let parked = service.post(path, &json!({"inputs": {"file": file_name}})).await;
         assert_eq!(parked.status, 202, "{parked:?}");
         let (run, calls) = paths(&parked.body);
-        // While it waits nobody drives it, and a crash is none of its business.
+        // While it waits no replica drives it, so a crash changes nothing.
         service.kill().await;
         service.restart().await;
         assert_eq!(service.get(&run).await.body["pending"], parked.body["pending"]);
         assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
-        tokio::time::sleep(Duration::from_millis(3 * round)).await; // so that it dies in different places
+        if round < 4 {
+            // So that it dies in different places.
+            tokio::time::sleep(Duration::from_millis(3 * round)).await;
+        } else {
+            service.until(&run, |run| run["status"] == "completed").await;
+        }
         service.kill().await;
         service.restart().await;
         let over = |run: &Value| ["completed", "needs_review"].contains(&text(run, "status"));
@@ -559,13 +565,13 @@ async fn a_parked_run_is_told_on_every_way(db: Db) {
             .len(),
         3
     );
-    // Who waits hears of the end when somebody decides.
+    // A caller that waits is answered after the decision.
     let (_, calls) = paths(&waited);
     assert_eq!(service.post(&format!("{}/deny", calls[0]), &json!({})).await.status, 200);
     assert_eq!(service.get(&format!("{run}/wait?timeout=60")).await.body["status"], "completed");
 }
 
-async fn only_who_may_decides(db: Db) {
+async fn deciding_requires_the_tenant_and_the_scope(db: Db) {
     let mut service = editor().start(db).await;
     let (run, calls) = paths(&parked(&service, "editor").await.body);
     let approve = format!("{}/approve", calls[0]);
@@ -671,7 +677,7 @@ steps:
     }
 }
 
-/// Whoever is asked, and whoever goes on: any replica.
+/// Any replica takes a decision, and any goes on with the run.
 #[tokio::test]
 async fn another_replica_takes_the_answer_and_the_run() {
     let url = crate::postgres_cluster::fresh_database().await;
@@ -691,7 +697,7 @@ async fn another_replica_takes_the_answer_and_the_run() {
 }
 
 #[tokio::test]
-async fn who_is_nobody_approves_nothing() {
+async fn without_authentication_no_call_is_approved() {
     let service = editor().config("[auth]\nmode = \"none\"").start(Db::Sqlite).await;
     let (_, calls) = paths(&parked(&service, "editor").await.body);
     let refused = service.post(&format!("{}/approve", calls[0]), &json!({})).await;

@@ -2,9 +2,9 @@
 //!
 //! | crossing | test |
 //! |---|---|
-//! | journal, list of approvals, calls side by side, edited arguments | `an_answer_is_for_what_was_seen` |
-//! | children | `a_childs_call_is_answered_as_it_was_seen` |
-//! | another replica | `another_replica_knows_what_is_asked_now` |
+//! | journal, list of approvals, calls side by side, edited arguments | `a_decision_is_taken_only_for_the_question_that_was_shown` |
+//! | children | `stale_decisions_on_a_childs_call_are_refused` |
+//! | another replica | `another_replica_knows_the_current_question` |
 //! | escalations | `approvals::a_stop_condition_asks_whether_to_go_on` |
 //! | reviews | `reviews` |
 //! | rounds of input | `mcp_input::a_tool_asks_and_is_answered` |
@@ -18,8 +18,8 @@ use crate::script_tools::events;
 use crate::service::{Answer, Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
-    an_answer_is_for_what_was_seen,
-    a_childs_call_is_answered_as_it_was_seen,
+    a_decision_is_taken_only_for_the_question_that_was_shown,
+    stale_decisions_on_a_childs_call_are_refused,
 }
 
 pub const LAPSED: &str = "An earlier approval lapsed: the call would now do something else.";
@@ -98,7 +98,7 @@ fn is_refused(answer: &Answer, why: &str) {
 }
 
 /// A first answer was for something else; nothing is done before what is asked now is answered.
-async fn only_what_is_asked_now_is_answered(service: &Service, was: &Value, run: &Value) {
+async fn stale_decisions_are_refused(service: &Service, was: &Value, run: &Value) {
     let asked = &run["pending"][0];
     assert_eq!((&was["call_id"], &was["run_id"]), (&asked["call_id"], &asked["run_id"]));
     assert!(asked["seq"].as_i64() > was["seq"].as_i64(), "{was:#}{asked:#}");
@@ -111,7 +111,7 @@ async fn only_what_is_asked_now_is_answered(service: &Service, was: &Value, run:
     assert_eq!(file(service, "new.txt"), "by a person");
 }
 
-async fn an_answer_is_for_what_was_seen(db: Db) {
+async fn a_decision_is_taken_only_for_the_question_that_was_shown(db: Db) {
     let service = setup().start(db).await;
     let run = parked(&service, "writer").await;
     let (path, calls) = paths(&run);
@@ -135,7 +135,7 @@ async fn an_answer_is_for_what_was_seen(db: Db) {
     is_refused(&decide(&service, first, "approve", &second["seq"]).await, "does not ask about");
 
     let anew = lapsed(&service, &run).await;
-    only_what_is_asked_now_is_answered(&service, first, &anew).await;
+    stale_decisions_are_refused(&service, first, &anew).await;
     let edited = json!({"operation": "write", "path": "new.txt", "content": "edited"});
     let edited = json!({"arguments": edited, "seq": first["seq"]});
     is_refused(&service.post(&format!("{}/approve", calls[0]), &edited).await, "anew");
@@ -149,13 +149,13 @@ async fn an_answer_is_for_what_was_seen(db: Db) {
     assert_eq!(resolved.len(), 3, "{resolved:#?}");
 }
 
-async fn a_childs_call_is_answered_as_it_was_seen(db: Db) {
+async fn stale_decisions_on_a_childs_call_are_refused(db: Db) {
     let service = setup().start(db).await;
     let run = parked(&service, "lead").await;
     let first = &run["pending"][0];
     assert_ne!(first["run_id"], run["run_id"], "{run:#}");
     let anew = lapsed(&service, &run).await;
-    only_what_is_asked_now_is_answered(&service, first, &anew).await;
+    stale_decisions_are_refused(&service, first, &anew).await;
     let denied = decide(&service, first, "deny", &anew["pending"][0]["seq"]).await;
     assert_eq!(denied.status, 200, "{:#}", denied.body);
     assert_eq!(ended(&service, &paths(&run).0).await["status"], "completed");
@@ -163,7 +163,7 @@ async fn a_childs_call_is_answered_as_it_was_seen(db: Db) {
 }
 
 #[tokio::test]
-async fn another_replica_knows_what_is_asked_now() {
+async fn another_replica_knows_the_current_question() {
     let url = crate::postgres_cluster::fresh_database().await;
     let here = setup().start_on(url.clone()).await;
     let there = setup().start_on(url).await;
@@ -173,7 +173,7 @@ async fn another_replica_knows_what_is_asked_now() {
     }
     lapsed(&here, &run).await;
     let anew = asks_anew(&there, &run).await;
-    only_what_is_asked_now_is_answered(&there, &run["pending"][0], &anew).await;
+    stale_decisions_are_refused(&there, &run["pending"][0], &anew).await;
     let asked = &anew["pending"][0];
     assert_eq!(decide(&there, asked, "approve", &asked["seq"]).await.status, 200);
     assert_eq!(ended(&here, &paths(&run).0).await["status"], "completed");

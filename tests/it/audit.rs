@@ -22,7 +22,7 @@ use toolloop::store::{self, Closed, Closing};
 use crate::service::{Db, Service, Setup, Signal, command, on_both_stores};
 
 on_both_stores! {
-    what_was_allowed_names_the_rule_and_its_entry,
+    audit_records_name_the_rule_and_its_entry,
     the_chain_is_verified_where_it_is_asked_for,
     a_key_wants_every_stretch_signed,
     a_changed_definition_is_recorded,
@@ -263,7 +263,7 @@ async fn a_changed_skill_is_recorded(db: Db) {
     assert_eq!(told(2).await, expected);
 }
 
-/// Whoever can write to the database changes a record and deletes the chain, so that the service
+/// An attacker who can write to the database changes a record and deletes the chain, so that the service
 /// makes it anew.
 async fn a_chain_that_is_replaced_under_a_service_is_not_signed(db: Db) {
     let mut service = signing(db).await;
@@ -308,7 +308,7 @@ async fn a_chain_that_is_replaced_under_a_service_is_not_signed(db: Db) {
 }
 
 /// A parked call that is approved keeps the rule that asked, and a call of a child is the child's.
-async fn what_was_allowed_names_the_rule_and_its_entry(db: Db) {
+async fn audit_records_name_the_rule_and_its_entry(db: Db) {
     let agent = "
 model: scripted/worker
 tools: ['file_*', 'recall', 'agent:reader']

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
-    a_run_at_a_limit_answers_with_what_it_has,
+    a_run_at_a_limit_gives_a_partial_answer,
     integral_numbers_are_integers,
     a_run_that_makes_no_progress_ends,
     the_first_failure_can_end_a_run,
@@ -46,7 +46,7 @@ async fn events_of(service: &Service, run: &Value) -> Vec<Value> {
     service.get(&path).await.body["data"].as_array().unwrap().clone()
 }
 
-async fn a_run_at_a_limit_answers_with_what_it_has(db: Db) {
+async fn a_run_at_a_limit_gives_a_partial_answer(db: Db) {
     let steps = format!("{READ}  - text: as far as I got\n");
     let strict = "
 model: scripted/worker

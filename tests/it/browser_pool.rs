@@ -28,6 +28,7 @@ async fn a_page_that_does_not_open_holds_up_no_other_run() {
         .scenario("has-a-page", &json!({"steps": turns}).to_string())
         .agent("surfer", &agent(&site.governance()))
         .scenario("surfer", &scenario(&[open]))
+        .config("[tools.browser]\ntimeout = \"1m\"")
         .start(Db::Sqlite)
         .await;
     let run = service.enqueue("has-a-page").await;

@@ -11,7 +11,7 @@ on_both_stores! {
     waiting_answers_when_the_run_has_ended,
     the_same_key_is_the_same_run,
     a_hundred_identical_requests_start_one_run,
-    what_was_refused_is_not_remembered,
+    the_idempotency_key_of_a_refused_request_is_free,
     the_queue_is_bounded_and_drained_in_order,
     a_queued_run_can_be_cancelled,
     queued_runs_survive_a_crash,
@@ -87,7 +87,7 @@ async fn a_caller_waits_no_longer_than_it_wants(db: Db) {
     );
     assert_eq!(accepted.headers["preference-applied"], "respond-async");
     assert_eq!(accepted.headers["location"], format!("/v1/runs/{}", run_of(&accepted)));
-    for prefer in ["wait=20", "respond-async, wait=20"] {
+    for prefer in ["wait=60", "respond-async, wait=60"] {
         let done = invoke(&service, "slow", &[("prefer", prefer)], json!({})).await;
         assert_eq!(
             (done.status.as_u16(), &done.body["status"]),
@@ -99,9 +99,11 @@ async fn a_caller_waits_no_longer_than_it_wants(db: Db) {
 
 async fn waiting_answers_when_the_run_has_ended(db: Db) {
     let service = setup().start(db).await;
-    let run = run_of(&invoke(&service, "slow", &[("prefer", "respond-async")], json!({})).await);
-    let early = service.get(&format!("/v1/runs/{run}/wait?timeout=0")).await;
+    let queue = [("prefer", "respond-async")];
+    let stuck = run_of(&invoke(&service, "stuck", &queue, json!({})).await);
+    let early = service.get(&format!("/v1/runs/{stuck}/wait?timeout=0")).await;
     assert!(["queued", "running"].contains(&early.body["status"].as_str().unwrap()), "{early:?}");
+    let run = run_of(&invoke(&service, "slow", &queue, json!({})).await);
     let done = service.get(&format!("/v1/runs/{run}/wait")).await;
     assert_eq!((done.status.as_u16(), &done.body["status"]), (200, &json!("completed")));
     let again = service.get(&format!("/v1/runs/{run}/wait?timeout=3600")).await;
@@ -185,7 +187,7 @@ async fn the_same_key_is_the_same_run(db: Db) {
 
 async fn a_hundred_identical_requests_start_one_run(db: Db) {
     let service = setup().start(db).await;
-    for (prefer, statuses) in [("wait=20", &[200][..]), ("respond-async", &[202, 200])] {
+    for (prefer, statuses) in [("wait=60", &[200][..]), ("respond-async", &[202, 200])] {
         let key = format!("burst {prefer}");
         let headers = [("idempotency-key", key.as_str()), ("prefer", prefer)];
         let calls = (0..100)
@@ -207,7 +209,7 @@ async fn a_hundred_identical_requests_start_one_run(db: Db) {
     }
 }
 
-async fn what_was_refused_is_not_remembered(db: Db) {
+async fn the_idempotency_key_of_a_refused_request_is_free(db: Db) {
     let service = setup().start(db).await;
     let key = [("idempotency-key", "k")];
     let refused = invoke(&service, "quick", &key, json!({"inputs": {"n": "one"}})).await;

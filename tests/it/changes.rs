@@ -363,5 +363,5 @@ async fn no_change_is_lost_in_a_crash(db: Db) {
             (false, _) => break,
         }
     }
-    assert!(deaths >= 3 && unseen >= 2, "{deaths} deaths, {unseen} changes that nobody saw");
+    assert!(deaths >= 3 && unseen >= 2, "{deaths} deaths, {unseen} changes that were not seen");
 }

@@ -79,12 +79,12 @@ fn setup(ledger: &Ledger, workspace: &str) -> Setup {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_replicas_survive_what_befalls_them() {
+async fn three_replicas_survive_random_faults() {
     survive(Db::Postgres, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_process_survives_what_befalls_it() {
+async fn one_process_survives_random_faults() {
     survive(Db::Sqlite, 1).await;
 }
 
@@ -104,14 +104,14 @@ async fn survive(db: Db, replicas: usize) {
 
     let work = fleet.work(&ledger, workspace.path());
     let stop = tokio::time::Instant::now() + Duration::from_secs(seconds.unwrap_or(12));
-    while tokio::time::Instant::now() < stop {
+    while tokio::time::Instant::now() < stop || fleet.faults().values().sum::<u32>() < 2 {
         fleet.disturb(&mut fortune).await;
     }
     fleet.recover().await;
     let accepted = work.finished().await;
     println!("{db:?}: {} runs, {:?}", accepted.len(), fleet.faults());
 
-    assert!(accepted.len() >= 4 && fleet.faults().values().sum::<u32>() >= 2);
+    assert!(accepted.len() >= 4, "{} runs", accepted.len());
     let mut wrong = Vec::new();
     for run in &accepted {
         let record = Record::of(fleet.any(), run, &ledger, workspace.path()).await;

@@ -27,7 +27,10 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use crate::installing;
 
 /// How long something that must happen may take.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// What an observer of a page is told of.
+const ALL_CHANGES: &str = "{subtree: true, childList: true, attributes: true, characterData: true}";
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
@@ -140,6 +143,20 @@ impl Chromium {
         tokio::time::timeout(PATIENCE, loaded).await.expect("the page is loaded").unwrap();
     }
 
+    /// Goes to another page of the console. What the page before it showed is gone after it.
+    pub(crate) async fn go(&self, page: &str) {
+        let hash = json!(format!("#/{}", page.trim_start_matches('/')));
+        self.eval(&format!(
+            "new Promise((resolve) => {{
+                const before = location.hash;
+                window.addEventListener('hashchange', () => resolve(), {{once: true}});
+                location.hash = {hash};
+                if (location.hash === before) resolve();
+            }})"
+        ))
+        .await;
+    }
+
     /// The value of an expression in the page; promises are awaited.
     pub(crate) async fn eval(&self, expression: &str) -> Value {
         let params = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
@@ -152,17 +169,25 @@ impl Chromium {
         answer["result"]["value"].take()
     }
 
-    /// Waits until an expression is true, looking again whenever the page has changed.
+    /// Waits until an expression is true, looking again whenever the page has changed, and now and then
+    /// for what is no change of the page: the focus, what is scrolled, time.
     pub(crate) async fn until(&self, expression: &str) {
         let millis = PATIENCE.as_millis() / 2;
         let met = self
             .eval(&format!(
                 "new Promise((resolve) => {{
-                    const look = () => {{ try {{ if ({expression}) resolve(true); }} catch {{}} }};
-                    const all = {{subtree: true, childList: true, attributes: true, characterData: true}};
-                    new MutationObserver(look).observe(document, all);
+                    const end = (met) => {{
+                        changes.disconnect();
+                        clearInterval(looks);
+                        window.removeEventListener('hashchange', look);
+                        resolve(met);
+                    }};
+                    const look = () => {{ try {{ if ({expression}) end(true); }} catch {{}} }};
+                    const changes = new MutationObserver(look);
+                    const looks = setInterval(look, 100);
+                    changes.observe(document, {ALL_CHANGES});
                     window.addEventListener('hashchange', look);
-                    setTimeout(() => resolve(false), {millis});
+                    setTimeout(() => end(false), {millis});
                     look();
                 }})"
             ))
@@ -171,6 +196,24 @@ impl Chromium {
             self.screenshot("waited-in-vain").await;
             panic!("{expression}\nnever became true on this page:\n{}", self.text().await);
         }
+    }
+
+    /// From now on it is noticed if an expression is true, however briefly. One at a time.
+    pub(crate) async fn watch_for(&self, expression: &str) {
+        self.eval(&format!(
+            "(() => {{
+                window.wasSeen = false;
+                const look = () => {{ try {{ if ({expression}) window.wasSeen = true; }} catch {{}} }};
+                new MutationObserver(look).observe(document, {ALL_CHANGES});
+                look();
+            }})()"
+        ))
+        .await;
+    }
+
+    /// Waits until what is watched for was true.
+    pub(crate) async fn until_seen(&self) {
+        self.until("window.wasSeen").await;
     }
 
     /// What the page says.
@@ -300,7 +343,7 @@ impl Chromium {
         bad.cloned().collect()
     }
 
-    /// Asserts that nothing went wrong behind the scenes and nobody else was asked, and ends the
+    /// Asserts that nothing went wrong behind the scenes and no other host was asked, and ends the
     /// browser.
     pub(crate) async fn close(mut self, origin: &str) {
         assert_eq!(self.complaints(), Vec::<Value>::new());

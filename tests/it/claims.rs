@@ -3,12 +3,15 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
+use tokio::sync::watch;
 
 use crate::approvals::text;
 use crate::fault_rounds::rounds;
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
@@ -63,26 +66,40 @@ pub(crate) async fn change(service: &Service, sql: &str) {
 
 /// As another replica asks for it: the one that drives the run hears of it with the end that it stores.
 async fn a_cancel_is_kept_whose_request_comes_before_the_end_is_stored(db: Db) {
-    let service = setup().scenario("slow", "steps: [{delay_ms: 700, text: late}]").start(db).await;
+    let mock = MockModel::start().await;
+    let (answers, held) = watch::channel(false);
+    mock.script([Reply::Held(held, Box::new(Reply::text("late")))]);
+    let provider = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url());
+    let agent = SLOW.replace("scripted/slow", "mock/slow");
+    let service = Setup::new().agent("slow", &agent).config(&provider).start(db).await;
     let run = service.enqueue("slow").await;
-    is(&service, &run, "running").await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    mock.wait_for_requests(1).await;
+    let begun = |page: &Value| page.to_string().contains("iteration.started");
+    service.until(&format!("{run}/events"), begun).await;
     let id = run.rsplit_once('/').unwrap().1;
     let request = format!(
         "UPDATE runs SET cancel_requested_at = created_at, cancel_reason = 'enough' WHERE id = '{id}'"
     );
-    let meanwhile = Duration::from_millis(1200); // the model answers, and the end is to be stored
+    // Then the model answers, and the end is to be stored.
     if service.database_url.starts_with("postgres") {
         let mut database = PgConnection::connect(&service.database_url).await.unwrap();
+        let mut watcher = PgConnection::connect(&service.database_url).await.unwrap();
         let mut request_made = database.begin().await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(request)).execute(&mut *request_made).await.unwrap();
-        tokio::time::sleep(meanwhile).await;
+        answers.send(true).unwrap();
+        let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity \
+            WHERE datname = current_database() AND wait_event_type = 'Lock')";
+        while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut watcher).await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         request_made.commit().await.unwrap();
     } else {
         let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
         let mut request_made = database.begin_with("BEGIN IMMEDIATE").await.unwrap();
         sqlx::raw_sql(sqlx::AssertSqlSafe(request)).execute(&mut *request_made).await.unwrap();
-        tokio::time::sleep(meanwhile).await;
+        answers.send(true).unwrap();
+        mock.wait_until(|counts| counts.open == 0).await;
+        tokio::time::sleep(Duration::from_millis(1200)).await;
         request_made.commit().await.unwrap();
     }
     let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
@@ -164,7 +181,7 @@ async fn a_journal_that_cannot_be_read_fails_its_run_and_no_other(db: Db) {
     assert_eq!(failed["error"]["code"], "INTERRUPTED", "{failed:#}");
     let message = text(&failed["error"], "message");
     assert!(message.contains("journal cannot be read") && message.contains("from.the_future"));
-    what_can_be_read_of_a_journal_is_shown(&service, &runs[0]).await;
+    readable_events_are_shown(&service, &runs[0]).await;
     for run in &runs[1..] {
         let resumed = format!("{run}/events?limit=200");
         let is_resumed = |page: &Value| page.to_string().contains("run.resumed");
@@ -179,7 +196,7 @@ async fn a_journal_that_cannot_be_read_fails_its_run_and_no_other(db: Db) {
 }
 
 /// Its events but the one that cannot be read.
-async fn what_can_be_read_of_a_journal_is_shown(service: &Service, run: &str) {
+async fn readable_events_are_shown(service: &Service, run: &str) {
     let (mut seen, mut refused, mut after) = (Vec::new(), 0, 0);
     loop {
         let page = service.get(&format!("{run}/events?after={after}")).await;
@@ -255,12 +272,12 @@ async fn one_run_crashes_its_replica(service: &mut Service) {
 /// Two crashes in one model call: from then on each may be what crashes the process.
 #[tokio::test]
 async fn runs_that_wait_to_be_driven_alone_lose_no_time() {
-    let bounded = format!("{SLOW}governance: {{budget: {{max_duration_seconds: 10}}}}\n");
+    let bounded = format!("{SLOW}governance: {{budget: {{max_duration_seconds: 20}}}}\n");
     let setup = Setup::new().agent("slow", &bounded);
-    let slowly = "steps: [{delay_ms: 2000, text: done}]";
+    let slowly = "steps: [{delay_ms: 3000, text: done}]";
     let mut service = setup.scenario("slow", slowly).start(Db::Sqlite).await;
     let mut runs = Vec::new();
-    for _ in 0..6 {
+    for _ in 0..8 {
         runs.push(service.enqueue("slow").await);
     }
     for run in &runs {
@@ -277,17 +294,21 @@ async fn runs_that_wait_to_be_driven_alone_lose_no_time() {
         }
     }
     for run in &runs {
-        let done = service.until(run, |run| run["finished_at"].is_string()).await;
+        let done = service.get(&format!("{run}/wait?timeout=300")).await.body;
         assert_eq!(
             done["status"], "completed",
-            "one after the other takes twelve seconds: {done:#}"
+            "one after the other takes twenty-four seconds: {done:#}"
         );
     }
 }
 
 async fn tenants_take_turns_in_the_queue(db: Db) {
+    let busy = SLOW.replace("scripted/slow", "scripted/busy");
     let brief = "steps: [{delay_ms: 50, text: done}]";
-    let mut service = setup().scenario("slow", brief).config(BUSY).start(db).await;
+    let setup = setup().scenario("slow", brief).agent("busy", &busy).scenario("busy", WAITING);
+    let mut service = setup.config(BUSY).start(db).await;
+    let busy = service.enqueue("busy").await;
+    is(&service, &busy, "running").await;
     let other = json!({"name": "other", "tenant": "other", "scopes": ["admin"]});
     let other = service.post("/v1/keys", &other).await.body["key"].as_str().unwrap().to_owned();
     for _ in 0..100 {
@@ -295,11 +316,16 @@ async fn tenants_take_turns_in_the_queue(db: Db) {
     }
     let first = std::mem::replace(&mut service.key, other);
     let only = service.enqueue("slow").await;
-    is(&service, &only, "completed").await;
+    let other = std::mem::replace(&mut service.key, first);
+    service.post(&format!("{busy}/cancel"), &json!({})).await;
+    let first = std::mem::replace(&mut service.key, other);
+    let only = is(&service, &only, "completed").await;
     service.key = first;
-    let left = service.get("/v1/runs?status=queued&limit=200").await.body["data"].clone();
-    let left = left.as_array().unwrap().len();
-    assert!(left > 50, "the one run of a tenant waited for the many of another: {left} are left");
+    let ended = |run: &Value| text(run, "finished_at").parse::<DateTime<Utc>>().unwrap();
+    let all = service.get("/v1/runs?status=completed&agent=slow&limit=200").await.body;
+    let before = all["data"].as_array().unwrap().iter().filter(|run| ended(run) < ended(&only));
+    let before = before.count();
+    assert!(before < 50, "the one run of a tenant waited for {before} of another");
 }
 
 const BOUNDED: &str = "[runtime]\nlease = \"2s\"\nqueue_workers = 1\nmax_queued_runs = 10";

@@ -12,15 +12,15 @@ use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     the_caller_executes_its_tool,
-    what_the_model_gets_wrong_parks_nobody,
+    wrong_arguments_of_the_model_do_not_park_the_run,
     a_result_that_does_not_come_is_an_error,
     answers_and_approvals_may_come_in_any_order,
     large_arguments_are_not_in_lists,
     a_tool_that_cannot_be_offered_is_refused,
     providers_see_a_tool_like_any_other,
-    what_was_delivered_stays_when_the_run_is_cancelled,
-    what_was_delivered_stays_when_another_call_has_failed,
-    the_definition_says_what_results_yield_and_what_it_thinks_of_calls,
+    delivered_results_stay_when_the_run_is_cancelled,
+    delivered_results_stay_when_another_call_has_failed,
+    the_definition_labels_results_and_judges_calls,
 }
 
 pub const ASKER: &str = "
@@ -104,7 +104,7 @@ steps:
     );
 }
 
-async fn what_the_model_gets_wrong_parks_nobody(db: Db) {
+async fn wrong_arguments_of_the_model_do_not_park_the_run(db: Db) {
     let steps = "
 steps:
   - tool_calls: [{tool: ask_user, arguments: {query: why?}}]
@@ -128,17 +128,19 @@ steps:
 ";
     let hasty = format!("{ASKER}client_tool_timeout: 1s\n");
     let service = Setup::new().agent("asker", &hasty).scenario("asker", steps).start(db).await;
-    let (run, calls) = paths(&parked(&service, "asker").await);
+    let request = service.request(Method::POST, "/v1/agents/asker/invoke-iterative");
+    let request = request.header("prefer", "respond-async");
+    let queued = answer(request.json(&json!({"client_tools": [ask_user()]}))).await.body;
+    let run = format!("/v1/runs/{}", text(&queued, "run_id"));
     let done = ended(&service, &run).await;
     assert_eq!(
         done["output"],
         json!({"result": "Error: no result of this call came in time."}),
         "{done:#}"
     );
-    assert_eq!(
-        service.post(&format!("{}/result", calls[0]), &json!({"content": "late"})).await.status,
-        409
-    );
+    let calls = service.get(&format!("{run}/tool-calls")).await.body;
+    let result = format!("{run}/tool-calls/{}/result", text(&calls["data"][0], "id"));
+    assert_eq!(service.post(&result, &json!({"content": "late"})).await.status, 409);
     let audit = service.get("/v1/audit?action=tool_call").await.body;
     let told = audit["data"].as_array().unwrap().iter().map(|it| (&it["rule"], &it["outcome"]));
     let told: Vec<_> = told.map(|(rule, outcome)| (rule.as_str().unwrap(), outcome)).collect();
@@ -297,7 +299,7 @@ async fn calls_of(service: &Service, run: &str) -> Vec<(Value, Value)> {
     calls.map(|call| (call["state"].clone(), call["result"].clone())).collect()
 }
 
-async fn what_was_delivered_stays_when_the_run_is_cancelled(db: Db) {
+async fn delivered_results_stay_when_the_run_is_cancelled(db: Db) {
     let mock = MockModel::start().await;
     let models = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url());
     let agent = ASKER.replace("scripted/asker", "mock/any");
@@ -324,7 +326,7 @@ async fn what_was_delivered_stays_when_the_run_is_cancelled(db: Db) {
     assert!(told.contains("the gardener"), "the next run of the session reads it: {told}");
 }
 
-async fn what_was_delivered_stays_when_another_call_has_failed(db: Db) {
+async fn delivered_results_stay_when_another_call_has_failed(db: Db) {
     let agent = format!("{ASKER}throw_on_tool_failure: true\n");
     let service = Setup::new().agent("asker", &agent).scenario("asker", TWICE).start(db).await;
     let (run, calls) = paths(&parked(&service, "asker").await);
@@ -340,7 +342,7 @@ async fn what_was_delivered_stays_when_another_call_has_failed(db: Db) {
     assert_eq!(calls_of(&service, &run).await, expected);
 }
 
-async fn the_definition_says_what_results_yield_and_what_it_thinks_of_calls(db: Db) {
+async fn the_definition_labels_results_and_judges_calls(db: Db) {
     let steps = "
 steps:
   - tool_calls: [{tool: ask_user, arguments: {question: why?}}]

@@ -17,8 +17,8 @@ on_both_stores! {
     calls_that_nothing_stands_between_are_asked_for_together,
     a_refused_call_delays_none,
     a_skill_that_is_read_first_holds_for_the_calls_behind_it,
-    what_is_read_first_counts_for_the_calls_behind_it,
-    what_is_asked_for_later_survives_a_crash,
+    data_that_is_read_first_counts_for_later_calls,
+    calls_whose_turn_comes_later_survive_a_crash,
 }
 
 const HOST: &str = "
@@ -162,7 +162,7 @@ async fn a_skill_that_is_read_first_holds_for_the_calls_behind_it(db: Db) {
     assert_eq!(decided(&service, &run).await[2..], asked);
 }
 
-async fn what_is_read_first_counts_for_the_calls_behind_it(db: Db) {
+async fn data_that_is_read_first_counts_for_later_calls(db: Db) {
     let service = host(db).await;
     let first: &[_] = &[("client", "first")];
     let blocked = |tool: &str| (tool.to_owned(), "blocked".to_owned());
@@ -181,7 +181,7 @@ async fn what_is_read_first_counts_for_the_calls_behind_it(db: Db) {
     asks(&service, &["first", "secret", "note"].map(call), &rounds).await;
 }
 
-async fn what_is_asked_for_later_survives_a_crash(db: Db) {
+async fn calls_whose_turn_comes_later_survive_a_crash(db: Db) {
     let mut service = host(db).await;
     let calls = [call("first"), skill("asks"), call("second")];
     let mut run = started(&service, &calls).await;

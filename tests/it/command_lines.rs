@@ -39,7 +39,7 @@ use crate::sandbox::settings;
 
 const HOSTILE: &str = include_str!("../corpora/command_lines_hostile.txt");
 const BENIGN: &str = include_str!("../corpora/command_lines_benign.txt");
-/// Content of every file that nobody may read.
+/// Content of every file that no line may read.
 const CANARY: &str = "canary-7d1f";
 /// Programs of the usual rules.
 const USUAL: &[&str] = &[
@@ -323,7 +323,7 @@ impl Place {
     }
 }
 
-/// Listens for whoever gets out by network.
+/// Is reached by lines that get out by network.
 struct Sink {
     tcp: TcpListener,
     udp: UdpSocket,
@@ -331,11 +331,14 @@ struct Sink {
 
 impl Sink {
     fn new() -> Self {
-        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        tcp.set_nonblocking(true).unwrap();
-        let udp = UdpSocket::bind(tcp.local_addr().unwrap()).unwrap();
-        udp.set_nonblocking(true).unwrap();
-        Self { tcp, udp }
+        loop {
+            let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+            // Another program may have the port for datagrams.
+            let Ok(udp) = UdpSocket::bind(tcp.local_addr().unwrap()) else { continue };
+            tcp.set_nonblocking(true).unwrap();
+            udp.set_nonblocking(true).unwrap();
+            return Self { tcp, udp };
+        }
     }
 
     fn was_reached(&self) -> bool {
@@ -388,6 +391,9 @@ async fn try_all(sandbox: Arc<Sandbox>, commands: Commands) -> usize {
         })
     });
     let results = futures::stream::iter(tries).buffer_unordered(8).collect::<Vec<_>>().await;
+    let ordinary = place(&sandbox, &gate).run("cat inside.txt").await;
+    let is_run = matches!(&ordinary, Ended::Ran(result) if result["stdout"] == "inside\n");
+    assert!(is_run, "nothing runs at all: {ordinary:?}");
     results.into_iter().map(Result::unwrap).sum()
 }
 

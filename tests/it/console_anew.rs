@@ -23,7 +23,7 @@ async fn approve(service: &Service, call: &Value) {
 }
 
 #[tokio::test]
-async fn what_is_asked_anew_is_shown_anew() {
+async fn a_new_question_replaces_the_old_one_on_the_page() {
     for page in ["runs", "approvals"] {
         let service = setup().start(Db::Sqlite).await;
         let run = parked(&service, "writer").await;
@@ -92,7 +92,7 @@ async fn a_form_of_the_next_round_takes_the_place_of_the_last() {
     for (round, page, list) in
         [(1, "approvals".to_owned(), ".inbox"), (2, format!("runs/{id}"), ".notice.wait")]
     {
-        browser.eval(&format!("location.hash = '#/{page}'")).await;
+        browser.go(&page).await;
         let shown = format!("document.querySelector('{list}')?.innerText");
         browser.until(&format!("{shown}.includes('asks: Question {round}')")).await;
         let answers = json!({"q": {"action": "accept", "content": {}}});
@@ -106,17 +106,19 @@ async fn a_form_of_the_next_round_takes_the_place_of_the_last() {
     browser.close(&service.url("/")).await;
 }
 
-/// Looks at whether the key may decide fail so often, in this way.
+/// Two looks at whether the key may decide fail in this way; the next one waits until `window.allow`
+/// is called.
 async fn fail(browser: &Chromium, how: &str) {
     let wrapped = format!(
         "(() => {{
             const real = window.fetch;
             window.looks = 0;
+            const allowed = new Promise((resolve) => {{ window.allow = resolve; }});
             window.fetch = (url, options) => {{
                 if (!String(url).endsWith('approvals?limit=1')) return real(url, options);
                 window.looks += 1;
                 document.body.dataset.looks = window.looks;
-                return window.looks > 2 ? real(url, options) : {how};
+                return window.looks > 2 ? allowed.then(() => real(url, options)) : {how};
             }};
         }})()"
     );
@@ -124,7 +126,7 @@ async fn fail(browser: &Chromium, how: &str) {
 }
 
 #[tokio::test]
-async fn a_failed_look_at_who_may_decide_is_made_again() {
+async fn a_failed_check_of_the_scope_to_decide_is_repeated() {
     let service = setup().start(Db::Sqlite).await;
     let run = parked(&service, "writer").await;
     let unready = "Promise.resolve(new Response('{\"detail\": \"busy\"}', {status: 503}))";
@@ -132,8 +134,10 @@ async fn a_failed_look_at_who_may_decide_is_made_again() {
         let browser = signed_in(&service, "#/runs").await;
         fail(&browser, how).await;
         let page = run["run_id"].as_str().unwrap();
-        browser.eval(&format!("location.hash = '#/runs/{page}'")).await;
+        browser.go(&format!("runs/{page}")).await;
         browser.until("document.querySelector('.decision')?.hidden === true").await;
+        browser.until("window.looks === 3").await;
+        browser.eval("allow()").await;
         let all = "[...document.querySelectorAll('.decision')]";
         browser.until(&format!("{all}.length === 2 && {all}.every((it) => !it.hidden)")).await;
         assert_eq!(browser.eval("window.looks").await, 3, "all forms share a look");

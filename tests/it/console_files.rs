@@ -30,14 +30,14 @@ async fn run(service: &Service, what: &str) -> String {
     run["run_id"].as_str().unwrap().to_owned()
 }
 
-/// Chooses a file, and sends it into a directory.
-fn upload(directory: &str) -> String {
+/// Chooses pictures, and sends them into a directory.
+fn upload(directory: &str, names: &[&str]) -> String {
     let png = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
     format!(
         "(() => {{
             const bytes = Uint8Array.from(atob('{png}'), (c) => c.charCodeAt(0));
             const files = new DataTransfer();
-            files.items.add(new File([bytes], 'dot.png'));
+            for (const name of {names:?}) files.items.add(new File([bytes], name));
             document.querySelector('#upload').files = files.files;
             document.querySelector('#upload-folder').value = '{directory}';
             document.querySelector('.upload button').click();
@@ -53,10 +53,9 @@ async fn files_of_a_run_are_seen_put_and_deleted() {
     browser.until("document.querySelector('.end.completed')").await;
     browser.click(".workspace summary").await;
     browser.until("document.querySelectorAll('.files li').length === 3").await;
-    let rows = browser.eval("document.querySelector('.files').innerText").await;
-    let rows = rows.as_str().unwrap();
     for part in [MARKUP, "450 kB", "4 bytes", "changed by a call"] {
-        assert!(rows.contains(part), "{part} is not in {rows}");
+        let rows = "document.querySelector('.files').innerText";
+        browser.until(&format!("{rows}.includes({})", json!(part))).await;
     }
     assert_eq!(browser.eval("document.querySelectorAll('.files img').length").await, 0);
     let says = |place: &str, text: &str| {
@@ -69,26 +68,31 @@ async fn files_of_a_run_are_seen_put_and_deleted() {
     browser.screenshot("files").await;
 
     // A picture is shown by an address that the page has made.
-    browser.eval(&upload("out/pictures/")).await;
+    browser.eval(&upload("out/pictures/", &["dot.png"])).await;
     browser.click("[aria-label='View out/pictures/dot.png']").await;
     browser.until("document.querySelector('.workspace img')").await;
     let picture = "document.querySelector('.workspace img')";
     let width = format!("{picture}.decode().then(() => {picture}.naturalWidth)");
     assert_eq!(browser.eval(&width).await, 1);
-    // The same again is asked about; deleting takes two clicks.
-    browser.eval(&upload("out/pictures/")).await;
-    browser.until(&says("", "is there already")).await;
+    // The same again is asked about, each file; deleting takes two clicks.
+    let both = upload("out/pictures/", &["dot.png", "second.png"]);
+    browser.eval(&both).await;
+    browser.until("document.querySelector('[aria-label=\"View out/pictures/second.png\"]')").await;
+    browser.until(&says("", "dot.png is there already")).await;
+    browser.eval(&both).await;
+    browser.until("document.querySelectorAll('.workspace .notice button').length === 2").await;
     browser.eval("document.querySelector('.files li').dataset.before = ''").await;
     browser.click(".workspace .notice button").await;
-    browser.until(&format!("!{}", says("", "is there already"))).await;
+    browser.until(&format!("!{}", says("", "dot.png is there already"))).await;
     browser.until("!document.querySelector('.files [data-before]')").await;
+    browser.until(&says("", "second.png is there already")).await;
     browser.click("[aria-label='Delete out/pictures/dot.png']").await;
     browser.click("[aria-label='Really delete out/pictures/dot.png?']").await;
-    browser.until("document.querySelectorAll('.files li').length === 3").await;
+    browser.until("document.querySelectorAll('.files li').length === 4").await;
     let gone = service.get(&format!("/v1/runs/{run}/files/out/pictures/dot.png")).await;
     assert_eq!(gone.status, 404);
     // What leads elsewhere is no path.
-    browser.eval(&upload("../..")).await;
+    browser.eval(&upload("../..", &["dot.png"])).await;
     browser.until(&says("", "no path in the workspace")).await;
     browser.window(390, 844).await;
     let overflow = browser.eval("document.documentElement.scrollWidth - innerWidth").await;
@@ -97,7 +101,7 @@ async fn files_of_a_run_are_seen_put_and_deleted() {
 }
 
 #[tokio::test]
-async fn who_may_not_change_files_is_not_asked_to_and_sessions_have_theirs() {
+async fn without_files_write_nothing_can_be_changed_and_sessions_have_files() {
     let service = setup().start(Db::Sqlite).await;
     service.run("talker", &json!({"session_id": "s-1", "inputs": {}})).await;
     let put = service.request(reqwest::Method::PUT, "/v1/sessions/s-1/files/out/a.txt");
@@ -112,7 +116,7 @@ async fn who_may_not_change_files_is_not_asked_to_and_sessions_have_theirs() {
         let key = service.post("/v1/keys", &key).await.body["key"].as_str().unwrap().to_owned();
         browser.click("#sign-out").await;
         browser.until("document.activeElement.id === 'key'").await;
-        browser.eval(&format!("location.hash = '#/runs/{run}'")).await;
+        browser.go(&format!("runs/{run}")).await;
         browser.write(&key).await;
         browser.press("Enter").await;
         browser.until("document.querySelector('.end.completed')").await;
@@ -145,7 +149,7 @@ async fn runs_are_searched_in_the_console() {
         .await;
     assert_eq!(browser.eval("location.hash").await, "#/runs?q=APPLE+done");
     assert!(browser.text().await.contains("Looked through 2 runs"));
-    browser.eval("location.hash = '#/runs?q=%25&agent=writ'").await;
+    browser.go("runs?q=%25&agent=writ").await;
     browser.until_text("No runs match.").await;
     browser.close(&service.url("/")).await;
 }

@@ -26,31 +26,34 @@ enable_double_confirmation: false
 ";
 const WORDS: usize = 120;
 
-fn writing(delay_ms: usize) -> String {
+fn writing(first_ms: usize, second_ms: usize) -> String {
     let words: Vec<String> = (0..WORDS).map(|n| format!("word{n}")).collect();
     format!(
-        "steps:\n  - {{delay_ms: {delay_ms}, text: first of all, tool_calls: [{{tool: file_ops, \
-         arguments: {{operation: list, path: \".\"}}}}]}}\n  - {{delay_ms: {delay_ms}, text: '{}'}}\n",
+        "steps:\n  - {{delay_ms: {first_ms}, text: first of all, tool_calls: [{{tool: file_ops, \
+         arguments: {{operation: list, path: \".\"}}}}]}}\n  - {{delay_ms: {second_ms}, text: '{}'}}\n",
         words.join(" ")
     )
 }
 
-async fn writer(delay_ms: usize) -> Service {
+/// Its two answers take so long.
+async fn writer(first_ms: usize, second_ms: usize) -> Service {
     let config = "[auth]\nmode = \"none\"";
-    let setup = Setup::new().agent("writer", WRITER).scenario("writer", &writing(delay_ms));
+    let writing = writing(first_ms, second_ms);
+    let setup = Setup::new().agent("writer", WRITER).scenario("writer", &writing);
     setup.config(config).start(Db::Sqlite).await
 }
 
 #[tokio::test]
 async fn an_answer_is_one_text_that_grows() {
-    let service = writer(3000).await;
+    let service = writer(6000, 12_000).await;
     let browser = Chromium::start().await;
     browser.open(&service.url("/console#/agents/writer")).await;
+    let live = "document.querySelector('.iteration.live .said.live')";
+    browser.watch_for(&format!("{live}?.textContent.startsWith('first')")).await;
     browser.click("button.main").await;
 
     // The very first answer, and then the one behind the call.
-    let live = "document.querySelector('.iteration.live .said.live')";
-    browser.until(&format!("{live}?.textContent.startsWith('first')")).await;
+    browser.until_seen().await;
     browser.until(&format!("{live}?.textContent.includes('word5')")).await;
     let node = format!("window.grows = {live}; grows.textContent.length");
     let before = browser.eval(&node).await.as_u64().unwrap();
@@ -70,8 +73,8 @@ async fn an_answer_is_one_text_that_grows() {
 }
 
 #[tokio::test]
-async fn a_reader_who_scrolls_up_is_left_in_peace() {
-    let service = writer(6000).await;
+async fn scrolling_up_stops_the_page_from_following() {
+    let service = writer(0, 15_000).await;
     let browser = Chromium::start().await;
     browser.window(700, 420).await;
     browser.open(&service.url("/console#/agents/writer")).await;
@@ -166,7 +169,7 @@ pub(crate) async fn fragile_proxy(to: String) -> (String, watch::Sender<u32>) {
 
 #[tokio::test]
 async fn a_broken_connection_costs_no_step() {
-    let service = writer(4000).await;
+    let service = writer(6000, 8000).await;
     let (proxy, breaks) = fragile_proxy(service.url("").replace("http://", "")).await;
     let browser = Chromium::start().await;
     browser.open(&format!("{proxy}/console#/agents/writer")).await;
@@ -175,8 +178,9 @@ async fn a_broken_connection_costs_no_step() {
     browser.until("document.querySelector('.said.live')?.textContent.includes('first')").await;
     breaks.send_modify(|n| *n += 1);
     browser.until("document.querySelector('.said.live')?.textContent.includes('word')").await;
+    browser.watch_for("document.body.innerText.includes('connection lost')").await;
     breaks.send_modify(|n| *n += 1);
-    browser.until_text("connection lost").await;
+    browser.until_seen().await;
     browser.until("document.querySelector('.end.completed')").await;
     assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 2);
     assert_eq!(browser.eval("document.querySelectorAll('.call').length").await, 1);
@@ -188,7 +192,7 @@ async fn a_broken_connection_costs_no_step() {
 
 #[tokio::test]
 async fn every_type_of_event_has_a_picture() {
-    let service = writer(0).await;
+    let service = writer(0, 0).await;
     let document = service.get("/v1/openapi.json").await.body;
     let schema = &document["components"]["schemas"]["StreamEvent"];
     let types: Vec<&String> =
@@ -214,5 +218,70 @@ async fn every_type_of_event_has_a_picture() {
     let drawn = browser.eval(drawn).await;
     let drawn = drawn.as_str().unwrap();
     assert!(drawn.contains("moon.rose") && drawn.contains("<b>very</b>"), "{drawn}");
+    browser.close(&service.url("/")).await;
+}
+
+/// A stream more than a key may have open is refused with 429.
+#[tokio::test]
+async fn a_stream_that_is_one_too_many_is_opened_later() {
+    let setup = Setup::new().agent("writer", WRITER).scenario("writer", &writing(0, 0));
+    let service = setup.start(Db::Sqlite).await;
+    let run = service.run("writer", &json!({})).await;
+    let browser = signed_in(&service, "#/runs").await;
+    let refused = "(() => {
+        const real = window.fetch;
+        let streams = 0;
+        window.fetch = (url, options) => (String(url).endsWith('/events') && (streams += 1) === 1
+            ? Promise.resolve(new Response('{\"detail\": \"too many\"}', {status: 429})) : real(url, options));
+    })()";
+    browser.eval(refused).await;
+    browser.go(&format!("runs/{}", run["run_id"].as_str().unwrap())).await;
+    browser.until("document.querySelector('.end.completed')").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn an_answer_to_filters_that_have_changed_is_not_shown() {
+    let setup = Setup::new().agent("writer", WRITER).scenario("writer", "steps: [{text: done}]");
+    let service = setup.start(Db::Sqlite).await;
+    let run = service.run("writer", &json!({})).await;
+    let browser = signed_in(&service, "#/runs").await;
+    let search = async |words: &str| {
+        let change = format!(
+            "(() => {{
+                const field = document.querySelector('[name=q]');
+                field.value = '{words}';
+                field.dispatchEvent(new Event('change', {{bubbles: true}}));
+            }})()"
+        );
+        browser.eval(&change).await;
+    };
+
+    // The answer to one search comes when that to the next one is shown.
+    let delayed = "(() => {
+        const real = window.fetch;
+        const released = new Promise((resolve) => { window.release = resolve; });
+        window.fetch = async (url, options) => {
+            const answer = await real(url, options);
+            const search = new URL(url).searchParams.get('q');
+            if (!search) return answer;
+            if (search === 'nothing') await released;
+            const text = await answer.text();
+            answer.text = async () => {
+                setTimeout(() => { document.body.dataset.read = search; });
+                return text;
+            };
+            return answer;
+        };
+    })()";
+    browser.eval(delayed).await;
+    let id = run["run_id"].as_str().unwrap();
+    search("nothing").await;
+    search(id).await;
+    browser.until(&format!("document.body.dataset.read === '{id}'")).await;
+    assert_eq!(browser.eval("document.querySelectorAll('[data-run]').length").await, 1);
+    browser.eval("release()").await;
+    browser.until("document.body.dataset.read === 'nothing'").await;
+    assert_eq!(browser.eval("document.querySelectorAll('[data-run]').length").await, 1);
     browser.close(&service.url("/")).await;
 }

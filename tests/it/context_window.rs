@@ -9,7 +9,7 @@ on_both_stores! {
     old_turns_are_summarised,
     a_summary_counts_against_the_budget,
     a_refused_call_is_repeated_with_less,
-    what_cannot_be_compacted_overflows,
+    a_conversation_that_cannot_be_compacted_overflows,
     a_large_last_result_is_cleared_for_a_refused_call,
     a_summary_of_next_to_nothing_is_not_paid_for,
     a_fallback_may_have_a_larger_window,
@@ -107,6 +107,7 @@ async fn old_results_are_cleared(db: Db) {
     }
     // What the calls brought is still on record.
     let calls = part(&service, &run, "tool-calls").await;
+    assert_eq!(calls.len(), 3, "{calls:#?}");
     assert!(calls.iter().all(|call| call["result"].as_str().unwrap().contains("seventeen")));
 }
 
@@ -204,7 +205,7 @@ async fn a_refused_call_is_repeated_with_less(db: Db) {
     assert_eq!((&compacted["window"], &compacted["summary"]["turns"]), (&Value::Null, &json!(1)));
 }
 
-async fn what_cannot_be_compacted_overflows(db: Db) {
+async fn a_conversation_that_cannot_be_compacted_overflows(db: Db) {
     let twice = [&refused_once()[..5], &[TOO_LONG.to_owned()]].concat();
     for (steps, tried) in [(vec![TOO_LONG.to_owned()], 0), (twice, 1)] {
         let service = setup(&steps).start(db).await;
@@ -277,7 +278,7 @@ async fn a_fallback_may_have_a_larger_window(db: Db) {
 
 async fn a_crash_after_a_compaction_changes_nothing(db: Db) {
     let mut steps = summarised();
-    "{text: done, delay_ms: 3000}".clone_into(&mut steps[4]);
+    "{text: done, delay_ms: 600000}".clone_into(&mut steps[4]);
     let mut service =
         setup(&steps).config(WINDOW).config("[runtime]\nlease = \"2s\"").start(db).await;
     let id = "0197bbbb-0000-7000-8000-000000000001";
@@ -293,6 +294,7 @@ async fn a_crash_after_a_compaction_changes_nothing(db: Db) {
     let before = part(&service, &run, "messages").await;
     service.kill().await;
     assert!(call.await.unwrap().is_err(), "the connection died with the process");
+    service.write("scenarios/reader.yaml", &format!("steps: [{}]", summarised().join(", ")));
     service.restart().await;
     let run = service.until(&format!("/v1/runs/{id}"), |run| run["finished_at"].is_string()).await;
     assert_eq!(

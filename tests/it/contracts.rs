@@ -184,7 +184,7 @@ async fn a_validator_is_asked_last_and_its_errors_are_told(db: Db) {
     assert!(told.contains("not like this") && told.contains("3 is odd"), "{told}");
     let asked = endpoint.asked();
     let numbers: Vec<_> = asked.iter().map(|body| body["output"]["n"].clone()).collect();
-    assert_eq!(numbers, [3, 4], "what the rules refuse is nobody else's business");
+    assert_eq!(numbers, [3, 4], "an output that the rules refuse is not sent");
     assert_eq!((&asked[0]["inputs"], &asked[0]["run_id"]), (&json!({"a": "b"}), &run["run_id"]));
     let failed = of_type(&service, &run, "validation.failed").await;
     let pointers: Vec<_> =
@@ -195,7 +195,6 @@ async fn a_validator_is_asked_last_and_its_errors_are_told(db: Db) {
 #[tokio::test]
 async fn a_validator_that_does_not_judge_ends_the_run_and_burns_no_attempt() {
     let endpoint = Endpoint::start().await;
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let mut setup = Setup::new().scenario("counter", &proposing(&[2]));
     let cases = [
         ("silent", "the validator did not answer within 1 seconds"),
@@ -203,13 +202,17 @@ async fn a_validator_that_does_not_judge_ends_the_run_and_burns_no_attempt() {
         ("large", "the validator sent an answer of more than 1048576 bytes"),
         ("broken", "the validator answered with the status 500"),
         ("garbage", "the validator sent an answer that is not the JSON that is expected"),
-        ("nobody", "the validator could not be reached"),
+        ("unreachable", "the validator could not be reached"),
         ("reasonless", "gave no reason"),
     ];
     for (path, _) in cases {
-        let url = if path == "nobody" { format!("http://{nobody}/") } else { endpoint.url(path) };
+        let url = match path {
+            "unreachable" => "http://127.0.0.1:1/".to_owned(),
+            path => endpoint.url(path),
+        };
+        let timeout = if path == "silent" { 1 } else { 60 };
         let more = format!(
-            "  validator: {{url: '{url}', timeout_seconds: 1}}\nlimits: {{max_attempts: 1}}\n"
+            "  validator: {{url: '{url}', timeout_seconds: {timeout}}}\nlimits: {{max_attempts: 1}}\n"
         );
         setup = setup.agent(path, &contract("counter", &more));
     }
@@ -367,7 +370,7 @@ async fn broken_contracts_are_reported_and_serve_no_run() {
         .agent("broken", &broken)
         .agent("options", cached)
         .agent("unguarded", unguarded);
-    let dir = setup.lay_out();
+    let dir = setup.write_directory();
     let check = command(dir.path()).arg("check").output().await.unwrap();
     let said = String::from_utf8_lossy(&check.stdout).into_owned()
         + &String::from_utf8_lossy(&check.stderr);

@@ -1,5 +1,5 @@
-//! Requests to the network: every one that is sent counts for `network.max_requests`, whoever of a
-//! tree of runs sends it.
+//! Requests to the network: every one that is sent counts for `network.max_requests`, whichever run of
+//! a tree sends it.
 //!
 //! Crossings: crashes see what is journaled (`machine.rs`); programs are in `way_out.rs`; shared
 //! budgets of other things in `shared_budgets.rs`.
@@ -19,7 +19,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     redirects_retries_and_robots_count,
-    http_tools_count_what_they_repeat,
+    http_tools_count_their_retries,
     a_tree_shares_its_requests,
     calls_before_one_too_many_keep_their_results,
 }
@@ -155,7 +155,7 @@ async fn redirects_retries_and_robots_count(db: Db) {
     assert_eq!(site.taken(), 3);
 }
 
-async fn http_tools_count_what_they_repeat(db: Db) {
+async fn http_tools_count_their_retries(db: Db) {
     let site = Site::start().await;
     let set = format!(
         "base_url: http://127.0.0.2:{}\ntools:\n\

@@ -104,7 +104,7 @@ pub(crate) enum Spent {
 /// Waits until nothing is reserved and all sums add up. A run is settled right after its terminal
 /// event, or by the sweep where the process died.
 pub(crate) async fn until_balanced(service: &Service, spent: Spent) {
-    let patience = Instant::now() + Duration::from_secs(30);
+    let patience = Instant::now() + Duration::from_mins(2);
     loop {
         let wrong = unbalanced(service, spent).await;
         if wrong.is_empty() {

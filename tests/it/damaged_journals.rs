@@ -9,9 +9,10 @@ use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     a_run_whose_journal_does_not_fit_its_row_ends,
+    a_call_under_way_of_a_run_that_cannot_go_on_is_recorded,
     a_run_whose_child_or_itself_has_lost_its_last_events_ends,
-    what_is_missing_is_named_to_all_who_read_it,
-    an_order_that_cannot_be_is_named_to_all_who_read_it,
+    missing_events_are_named_to_every_reader,
+    an_impossible_order_of_events_is_named_to_every_reader,
     a_session_goes_on_without_a_run_that_cannot_be_read,
     a_replay_goes_on_behind_a_run_that_cannot_be_read,
 }
@@ -110,6 +111,31 @@ async fn a_run_whose_journal_does_not_fit_its_row_ends(db: Db) {
     service.until(&path(&beside), |run| run["status"] == "completed").await;
 }
 
+async fn a_call_under_way_of_a_run_that_cannot_go_on_is_recorded(db: Db) {
+    let service = service(db).await;
+    for state in ["dispatched", "unknown"] {
+        let [run, _, call] = parked(&service, "asker").await;
+        let begun = format!(
+            "UPDATE tool_calls SET state = '{state}', effect = 'once' WHERE run_id = '{run}'"
+        );
+        change(&service, &begun).await;
+        let behind = format!("UPDATE runs SET next_seq = next_seq - 1 WHERE id = '{run}'");
+        change(&service, &behind).await;
+        approve(&service, &run, &call).await;
+        is_interrupted(&service, &run).await;
+        let audit = service.get(&format!("/v1/audit?run_id={run}")).await.body;
+        let records = audit["data"].as_array().unwrap();
+        let lost: Vec<&Value> =
+            records.iter().filter(|record| record["rule"] == "recovery").collect();
+        assert_eq!(lost.len(), 1, "{audit:#}");
+        assert_eq!(
+            (&lost[0]["outcome"], &lost[0]["arguments"]["path"]),
+            (&json!("unknown"), &json!("log.txt")),
+            "{audit:#}"
+        );
+    }
+}
+
 async fn a_run_whose_child_or_itself_has_lost_its_last_events_ends(db: Db) {
     let service = service(db).await;
     for damage in [LOST, EMPTIED] {
@@ -153,7 +179,7 @@ async fn damaged_in(service: &Service, session: &str, is_end: bool) -> (String, 
     (run, first)
 }
 
-async fn what_is_missing_is_named_to_all_who_read_it(db: Db) {
+async fn missing_events_are_named_to_every_reader(db: Db) {
     let service = service(db).await;
     for (session, is_end) in [("middle", false), ("end", true)] {
         let (run, first) = damaged_in(&service, session, is_end).await;
@@ -182,6 +208,11 @@ async fn what_is_missing_is_named_to_all_who_read_it(db: Db) {
                 "{reader}: {detail}"
             );
         }
+        // A search leaves out what cannot be served.
+        let found = service.get(&format!("/v1/runs?q={run}")).await;
+        assert_eq!(found.status, 200, "{:#}", found.body);
+        let count = found.body["data"].as_array().unwrap().len();
+        assert_eq!(count, usize::from(!is_end), "{:#}", found.body);
         if is_end {
             continue;
         }
@@ -206,7 +237,7 @@ async fn completed_in(service: &Service, session: &str) -> String {
 const MISORDERED: &str =
     "UPDATE run_events SET events = replace(events, 'model.responded', 'attempt.started')";
 
-async fn an_order_that_cannot_be_is_named_to_all_who_read_it(db: Db) {
+async fn an_impossible_order_of_events_is_named_to_every_reader(db: Db) {
     let service = service(db).await;
     let run = completed_in(&service, "s").await;
     change(&service, &format!("{MISORDERED} WHERE run_id = '{run}'")).await;

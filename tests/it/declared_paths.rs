@@ -45,11 +45,9 @@ async fn arguments_that_are_paths_are_judged_as_paths(db: Db) {
         ("writes", json!("a.txt"), Some(("path", "may not be written"))),
     ];
     let names = table.each_ref().map(|(tool, ..)| format!("script:it/{tool}"));
-    let calls: Vec<(&str, Value)> = names
-        .iter()
-        .zip(&table)
-        .map(|(name, (_, file, _))| (name.as_str(), json!({"file": file})))
-        .collect();
+    let calls = names.iter().zip(&table);
+    let calls: Vec<(&str, Value)> =
+        calls.map(|(name, (_, file, _))| (name.as_str(), json!({"file": file}))).collect();
     let governance = "{autonomy: full, paths: {write: [out/**], deny: [secret/**]}}";
     let agent =
         "model: scripted/once\ntools: ['script:it/reads']\nenable_double_confirmation: false\n";
@@ -80,6 +78,7 @@ async fn arguments_that_are_paths_are_judged_as_paths(db: Db) {
     assert_eq!(run["status"], "completed", "{run:#}\n{}", service.log());
     let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
     let rows = service.get(&format!("{path}/tool-calls?limit=200")).await.body["data"].clone();
+    assert_eq!(rows.as_array().map(Vec::len), Some(table.len()), "{rows:#}");
     let blocked = events(&service, &run, "tool_call.blocked").await;
     let mut blocked = blocked.iter();
     for (row, (tool, file, why)) in rows.as_array().unwrap().iter().zip(&table) {

@@ -3,7 +3,7 @@
 //! | crossing | test |
 //! |---|---|
 //! | signature, ids, metrics, command line (starts the same runs) | `receivers_are_told_how_a_run_goes` |
-//! | retries, a lying receiver, `callback_errors` | `what_fails_is_tried_again` |
+//! | retries, a lying receiver, `callback_errors` | `failed_deliveries_are_retried` |
 //! | hanging and dripping receivers, other tenants' bounds | `a_receiver_that_hangs_delays_no_other` |
 //! | 410, redelivery | `a_receiver_that_wants_no_more_is_left_alone` |
 //! | redirects inward, private addresses | `nothing_is_sent_where_it_must_not_be` |
@@ -12,7 +12,7 @@
 //! | tenants, scopes | `deliveries_are_their_tenants` |
 //! | crash between event and delivery, and in a delivery | `a_crash_loses_nothing` |
 //! | another replica | `another_replica_delivers` |
-//! | shutdown | `what_is_under_way_at_a_shutdown_is_sent_after_it` |
+//! | shutdown | `deliveries_under_way_at_a_shutdown_are_sent_after_it` |
 //! | retention | `a_run_is_kept_until_its_webhooks_are_delivered` |
 //! | console, streams, sessions, budgets, skills | nothing of a webhook differs there |
 
@@ -42,7 +42,7 @@ use crate::service::{Answer, Db, Service, Setup, Signal, answer, on_both_stores}
 
 on_both_stores! {
     receivers_are_told_how_a_run_goes,
-    what_fails_is_tried_again,
+    failed_deliveries_are_retried,
     a_receiver_that_hangs_delays_no_other,
     many_receivers_that_hang_delay_no_other_for_long,
     an_event_that_cannot_be_read_stays_due,
@@ -52,7 +52,7 @@ on_both_stores! {
     people_are_asked_and_children_ask_through_their_parents,
     deliveries_are_their_tenants,
     a_crash_loses_nothing,
-    what_is_under_way_at_a_shutdown_is_sent_after_it,
+    deliveries_under_way_at_a_shutdown_are_sent_after_it,
     a_run_is_kept_until_its_webhooks_are_delivered,
 }
 
@@ -331,7 +331,7 @@ async fn receivers_are_told_how_a_run_goes(db: Db) {
     assert_all_told(&service, ended["run_id"].as_str().unwrap(), &receiver).await;
 }
 
-async fn what_fails_is_tried_again(db: Db) {
+async fn failed_deliveries_are_retried(db: Db) {
     let service = local().start(db).await;
     let receiver = Receiver::start([Does::Answers(500)]).await;
     let id = enqueue(&service, "answerer", &receiver.url).await;
@@ -392,14 +392,20 @@ async fn a_receiver_that_hangs_delays_no_other(db: Db) {
     }
     hanging.until(|told| told.len() >= 8).await;
     let prompt = Receiver::start([Does::Answers(200)]).await;
-    let begun = Instant::now();
     for _ in 0..20 {
         run(&service, "answerer", &prompt.url).await;
     }
+    let begun = Instant::now();
     prompt.until_ended(20).await;
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(12), "{took:?}");
-    assert_eq!(hanging.told().len(), 8, "no more than 8 at once");
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    // Each hangs for fifteen seconds.
+    let told = hanging.told();
+    let soon = |one: &Told, other: &Told| other.at.duration_since(one.at) < Duration::from_secs(10);
+    let at_once = (0..told.len())
+        .map(|first| told[first..].iter().filter(|other| soon(&told[first], other)).count());
+    let most = at_once.max();
+    assert!(most.is_some_and(|most| most <= 8), "{most:?} of 8 at once");
     // A drop now and then is no answer.
     let is_late = |list: &Value| {
         let rows = list["data"].as_array().unwrap();
@@ -435,7 +441,7 @@ async fn many_receivers_that_hang_delay_no_other_for_long(db: Db) {
     run(&service, "answerer", &prompt.url).await;
     prompt.until_ended(1).await;
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(25), "{took:?}");
+    assert!(took < Duration::from_secs(35), "{took:?}");
 }
 
 async fn an_event_that_cannot_be_read_stays_due(db: Db) {
@@ -489,7 +495,10 @@ async fn a_receiver_that_wants_no_more_is_left_alone(db: Db) {
     // What happens later is not sent.
     assert_eq!(service.post(&format!("{path}/cancel"), &json!({})).await.status, 202);
     service.until(&path, |run| run["status"] == "cancelled").await;
-    service.until(&list, settled).await;
+    let names_the_end = |list: &Value| {
+        list["data"].as_array().unwrap().iter().any(|row| row["event"] == "run.cancelled")
+    };
+    service.until(&list, |list| names_the_end(list) && settled(list)).await;
     let disabled = deliveries(&service, "?status=disabled").await;
     assert!(disabled.iter().any(|row| row["event"] == "run.cancelled"), "{disabled:#?}");
     for row in disabled.iter().filter(|row| row["event"] == "run.cancelled") {
@@ -749,7 +758,7 @@ async fn another_replica_delivers() {
     assert_eq!(ids.len(), told.len() - before);
 }
 
-async fn what_is_under_way_at_a_shutdown_is_sent_after_it(db: Db) {
+async fn deliveries_under_way_at_a_shutdown_are_sent_after_it(db: Db) {
     let mut service = local().start(db).await;
     let receiver = Receiver::start([Does::Hangs]).await;
     let answer = run(&service, "answerer", &receiver.url).await;
@@ -762,7 +771,8 @@ async fn what_is_under_way_at_a_shutdown_is_sent_after_it(db: Db) {
     service.restart().await;
     let is_empty = |list: &Value| list["data"] == json!([]);
     service.until("/v1/webhooks/deliveries?status=pending", is_empty).await;
-    assert!(begun.elapsed() < Duration::from_secs(15), "it was given back");
+    // What is not given back is sent after half a minute.
+    assert!(begun.elapsed() < Duration::from_secs(25), "it was given back");
     assert_all_told(&service, id, &receiver).await;
 }
 

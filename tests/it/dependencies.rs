@@ -21,7 +21,7 @@ fn list(rules: &toml::Table, table: &str, key: &str) -> Vec<String> {
 }
 
 #[test]
-fn crates_come_from_the_registry_alone_and_are_what_was_locked() {
+fn crates_come_from_the_registry_alone_and_are_locked() {
     let registries = list(&rules(), "sources", "allow-registry");
     let lock = own("Cargo.lock");
     let packages = lock["package"].as_array().unwrap();

@@ -195,10 +195,15 @@ fn the_unit_stops_later_than_the_drain() {
         assert_eq!(settings[name], [value], "{name}");
     }
     assert!(settings["ExecStart"][0].starts_with("/usr/local/bin/toolloop serve "));
+    let check = settings["ExecStartPre"][0];
+    assert!(
+        check.starts_with("-/usr/local/bin/toolloop check "),
+        "no broken agent keeps it from starting"
+    );
 }
 
 #[test]
-fn the_compose_files_mount_what_is_there_and_pass_every_key() {
+fn the_compose_files_mount_existing_files_and_pass_every_key() {
     let defaults: toml::Table = toml::from_str(&text("src/config/default.toml")).unwrap();
     let models = defaults["models"].as_table().unwrap();
     let keys: Vec<&str> =

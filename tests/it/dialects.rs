@@ -94,7 +94,7 @@ async fn an_agent_uses_tools_and_answers_on_every_api(db: Db) {
         assert_eq!((&run["iterations"], &run["tool_calls_made"]), (&json!(3), &json!(3)));
         assert!(run["usage"]["input_tokens"].as_u64().unwrap() > 0, "{run:#}");
         assert_eq!(requests.len(), 3);
-        assert!(requests.iter().all(|request| request["stream"] == json!(false)), "nobody follows");
+        assert!(requests.iter().all(|request| request["stream"] == json!(false)), "not followed");
         let sent = requests[2]["messages"].to_string();
         assert!(
             sent.contains("Thinking for the 1. time") && sent.contains("Thinking for the 2. time"),
@@ -118,7 +118,7 @@ async fn a_followed_run_is_streamed_on_every_api(db: Db) {
         }
         assert!(
             mock.requests().iter().all(|request| request["stream"] == json!(true)),
-            "{kind}: somebody follows"
+            "{kind}: a caller follows"
         );
         assert_eq!(
             last.data["data"]["run"]["output"],
@@ -185,9 +185,9 @@ fn settings(base_url: &str) -> WireSettings {
         api_key: Some(SecretString::from("sk-do-not-tell-anybody")),
         missing_key: None,
         headers: Vec::new(),
-        connect_timeout: Duration::from_secs(5),
-        first_byte_timeout: Duration::from_secs(5),
-        idle_timeout: Duration::from_secs(5),
+        connect_timeout: Duration::from_mins(1),
+        first_byte_timeout: Duration::from_mins(1),
+        idle_timeout: Duration::from_mins(1),
     }
 }
 
@@ -249,7 +249,7 @@ async fn a_followed_answer_is_the_same_answer() {
         let (mut thinking, mut calls) = (String::new(), vec![(String::new(), String::new()); 2]);
         for delta in seen.into_inner().unwrap() {
             match delta {
-                Delta::Text(text) => panic!("nobody said {text:?}"),
+                Delta::Text(text) => panic!("the model did not say {text:?}"),
                 Delta::Restarted => panic!("an adapter does not repeat"),
                 Delta::Thinking(piece) => thinking.push_str(&piece),
                 Delta::ToolCall { index, wire_name, arguments } => {
@@ -552,7 +552,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_was_said_anthropic_takes_it(
+    fn anthropic_accepts_every_conversation(
         history in prop::collection::vec(said(), 0..8),
         wish in wish(vec!["claude-sonnet-4-5", "claude-opus-4-6", "claude-opus-4-7", "claude-fable-5", "claude-3-5-haiku-latest"]),
     ) {
@@ -564,7 +564,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_was_said_ollama_takes_it(
+    fn ollama_accepts_every_conversation(
         history in prop::collection::vec(said(), 0..8),
         wish in wish(vec!["qwen3:4b"]),
     ) {

@@ -4,7 +4,7 @@
 //! | crossing | here |
 //! |---|---|
 //! | changes, files, audit, labels, budget | `a_click_saves_a_file_in_the_workspace` |
-//! | rules of paths and flow, quota, budget | `what_may_not_be_saved_is_told` |
+//! | rules of paths and flow, quota, budget | `a_refused_download_says_why` |
 //! | hostile names, endless answers, floods | `hostile_downloads_stay_within_bounds` |
 //! | cancel | `a_cancelled_call_saves_nothing` |
 
@@ -23,7 +23,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     a_click_saves_a_file_in_the_workspace,
-    what_may_not_be_saved_is_told,
+    a_refused_download_says_why,
 }
 
 /// Names that a site gives its file, and how the name of the file in the workspace ends.
@@ -210,7 +210,7 @@ async fn a_click_saves_a_file_in_the_workspace(db: Db) {
     assert!(of_files.iter().all(|record| record["outcome"] == "succeeded"), "{of_files:#?}");
 }
 
-async fn what_may_not_be_saved_is_told(db: Db) {
+async fn a_refused_download_says_why(db: Db) {
     let site = Site::serving(respond).await;
     let calls = [open(&site), click("#plain"), click("#export")];
     let writes = "paths: {write: ['downloads/**']";

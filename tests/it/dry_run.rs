@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::service::{Db, Service, Setup, command, on_both_stores};
 
 on_both_stores! {
-    a_dry_run_shows_what_a_run_would_be_and_starts_none,
+    a_dry_run_shows_the_run_and_starts_none,
     a_dry_run_is_refused_like_a_run,
     a_dry_run_keeps_to_the_sessions_that_a_run_would_keep_to,
     a_dry_run_shows_the_decisions_that_are_asked_for,
@@ -42,7 +42,7 @@ async fn invoke(service: &Service, route: &str, body: Value) -> (u16, Value) {
     (answer.status.as_u16(), answer.body)
 }
 
-async fn a_dry_run_shows_what_a_run_would_be_and_starts_none(db: Db) {
+async fn a_dry_run_shows_the_run_and_starts_none(db: Db) {
     let service = setup().start(db).await;
     let body = json!({"inputs": {"task": "this"}, "dry_run": true, "max_iterations": 3, "on_limit": "answer",
         "budget": {"max_tool_calls": 2}});
@@ -112,11 +112,14 @@ async fn a_dry_run_is_refused_like_a_run(db: Db) {
     let real = json!({"inputs": {"task": "x"}, "dry_run": false, "max_attempts": 1});
     let (status, run) = invoke(&service, "invoke-iterative", real).await;
     assert_eq!((status, run["run_id"].is_string()), (200, true), "{run:#}");
+    let taken = json!({"inputs": {"task": "x"}, "dry_run": true, "run_id": run["run_id"]});
+    let (status, refused) = invoke(&service, "invoke-iterative", taken).await;
+    assert_eq!((status, &refused["code"]), (409, &json!("RUN_ID_TAKEN")), "{refused:#}");
 }
 
 #[tokio::test]
 async fn the_command_line_rehearses_too() {
-    let dir = setup().lay_out();
+    let dir = setup().write_directory();
     let args = ["invoke", "worker", "--input", "task=this", "--dry-run"];
     let done = command(dir.path()).args(args).output().await.unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

@@ -24,7 +24,7 @@ use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     a_run_gets_copies_of_files_of_others,
-    what_cannot_be_copied_is_refused_and_a_dry_run_says_so,
+    files_that_cannot_be_copied_are_refused_also_by_a_dry_run,
     a_crash_before_the_start_costs_a_repetition,
     copies_outlive_handoffs_and_parks_and_belong_to_sessions,
     a_refused_path_leaves_no_workspace,
@@ -206,7 +206,7 @@ async fn a_run_gets_copies_of_files_of_others(db: Db) {
     service.key = admin;
 }
 
-async fn what_cannot_be_copied_is_refused_and_a_dry_run_says_so(db: Db) {
+async fn files_that_cannot_be_copied_are_refused_also_by_a_dry_run(db: Db) {
     let limits = "[tools.file_ops]\nmax_file = \"1KiB\"\nworkspace_quota = \"2KiB\"\n";
     let service = setup().config(limits).start(db).await;
     let run = made(&service, "own", &json!({})).await;
@@ -274,14 +274,14 @@ async fn what_cannot_be_copied_is_refused_and_a_dry_run_says_so(db: Db) {
     assert_eq!(dry.status, 200, "{:#}", dry.body);
     assert!(!workspace.join("reads").exists(), "nor by one that is not refused");
 
-    refused_by_what_is_there(&service, &file, &good).await;
+    refused_by_existing_files(&service, &file, &good).await;
     let left = std::fs::read_dir(&workspace).unwrap();
     let mut left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert!(!left.any(|name| name.starts_with(".toolloop-")), "all copies are gone");
 }
 
 /// A workspace that is there has something in it.
-async fn refused_by_what_is_there(
+async fn refused_by_existing_files(
     service: &Service,
     file: &impl Fn(&str, &str) -> Value,
     good: &Value,
@@ -396,7 +396,7 @@ async fn a_refused_path_leaves_no_workspace(db: Db) {
     let made = service.dir.path().join("workspace/default/reads");
     assert!(!made.exists(), "{:?}", std::fs::read_dir(&made).map(Iterator::count));
 
-    // What a directory is, whoever asks for it to be deleted; null is no body.
+    // A directory cannot be deleted; null is no body.
     let deleted = service.delete(&format!("/v1/runs/{run}/files/out")).await;
     assert_eq!((deleted.status.as_u16(), &deleted.body["code"]), (409, &json!("FILE_CONFLICT")));
     assert!(

@@ -28,7 +28,7 @@ use crate::service::{Answer, Db, Service, Setup, answer, command, on_both_stores
 
 on_both_stores! {
     a_volume_that_goes_away_turns_readiness_off,
-    a_volume_that_hangs_keeps_only_those_who_need_it,
+    a_volume_that_hangs_holds_up_only_requests_that_need_it,
 }
 
 const WRITER: &str = "model: scripted/writer\ntools: [file_ops]\nworkspace: files\n\
@@ -109,7 +109,25 @@ async fn a_replica_with_another_volume_takes_nothing() {
 }
 
 #[tokio::test]
-async fn replicas_count_what_the_others_have_written_to_the_volume() {
+async fn edited_arguments_are_judged_where_the_files_are() {
+    let asks = WRITER.replace("governance: {", "governance: {tool_policies: {file_ops: ask}, ");
+    let asking = || setup("store = \"shared\"").agent("writer", &asks);
+    let first = asking().start(Db::Postgres).await;
+    let other = asking().start_on(first.database_url.clone()).await;
+    let parked = first.post("/v1/agents/writer/invoke-iterative", &json!({})).await.body;
+    let run = parked["run_id"].as_str().unwrap();
+    let call = parked["pending"][0]["call_id"].as_str().unwrap();
+    let approve = format!("/v1/runs/{run}/tool-calls/{call}/approve");
+    let edited = json!({"arguments": {"operation": "write", "path": "other.txt", "content": "x"}});
+    let refused = other.post(&approve, &edited).await;
+    assert_eq!(refused.body["code"], "WORKSPACE_UNAVAILABLE", "{:#}", refused.body);
+    assert_eq!(refused.status, 503);
+    assert!(refused.headers.contains_key("retry-after"));
+    assert_eq!(first.post(&approve, &edited).await.status, 200);
+}
+
+#[tokio::test]
+async fn replicas_count_each_others_files_on_the_volume() {
     let volume = tempfile::TempDir::new().unwrap();
     let on_volume = || {
         setup(&format!(
@@ -227,7 +245,7 @@ impl Drop for SilentVolume {
     }
 }
 
-async fn a_volume_that_hangs_keeps_only_those_who_need_it(db: Db) {
+async fn a_volume_that_hangs_holds_up_only_requests_that_need_it(db: Db) {
     let service = setup("store = \"shared\"").start(db).await;
     assert_eq!(service.run("writer", &json!({})).await["status"], "completed");
     let Some(volume) = SilentVolume::mount(service.dir.path().join("workspace")) else { return };
@@ -237,7 +255,7 @@ async fn a_volume_that_hangs_keeps_only_those_who_need_it(db: Db) {
     let asked = async { tokio::join!(join_all(files), join_all(runs)) };
     let probed = async {
         for _ in 0..20 {
-            let answer = timeout(Duration::from_secs(3), service.get("/healthz")).await;
+            let answer = timeout(Duration::from_secs(20), service.get("/healthz")).await;
             assert_eq!(answer.expect("it hangs, too").status, 200);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

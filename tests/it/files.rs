@@ -23,6 +23,7 @@ use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use sqlx::{Connection as _, PgConnection};
 use tokio::io::AsyncWriteExt as _;
 
 use crate::service::{Db, Service, Setup, command, on_both_stores};
@@ -33,6 +34,7 @@ on_both_stores! {
     rules_and_tenants_hide_files,
     files_come_with_an_invocation,
     a_repeated_or_refused_invocation_replaces_no_file,
+    of_two_invocations_at_once_the_refused_one_leaves_no_file,
     broken_bodies_are_refused,
 }
 
@@ -484,6 +486,15 @@ async fn a_repeated_or_refused_invocation_replaces_no_file(db: Db) {
     let taken = json!({"session_id": "s", "run_id": first.json()["run_id"]});
     let taken = invoke(&service, "remembers", &[], &sent(b"taken", &taken)).await;
     assert_eq!(taken.json()["code"], "RUN_ID_TAKEN");
+    let outsider = json!({"name": "outsider", "tenant": "other", "scopes": ["admin"]});
+    let outsider = service.post("/v1/keys", &outsider).await.body["key"].clone();
+    let own = std::mem::replace(&mut service.key, outsider.as_str().unwrap().to_owned());
+    let elsewhere = json!({"session_id": "s"});
+    let foreign = service.post("/v1/agents/remembers/invoke", &elsewhere).await.body;
+    service.key = own;
+    let taken = json!({"session_id": "s", "run_id": foreign["run_id"]});
+    let taken = invoke(&service, "remembers", &[], &sent(b"taken", &taken)).await;
+    assert_eq!(taken.json()["code"], "RUN_ID_TAKEN");
     let unknown = json!({"session_id": "s", "max_iterations": -1});
     assert_eq!(invoke(&service, "remembers", &[], &sent(b"bad", &unknown)).await.status, 422);
     assert_eq!(get(&service, file).await.bytes, b"changed since");
@@ -507,6 +518,67 @@ async fn a_repeated_or_refused_invocation_replaces_no_file(db: Db) {
     let left = std::fs::read_dir(service.dir.path().join("workspace/default")).unwrap();
     let mut left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert!(!left.any(|name| name.starts_with(".toolloop-")), "all are gone");
+}
+
+async fn of_two_invocations_at_once_the_refused_one_leaves_no_file(db: Db) {
+    let asks =
+        agent("asks/{session_id}").replace("autonomy: full", "tool_policies: {file_ops: ask}");
+    let service = setup().agent("asks", &asks).start(db).await;
+    for round in 0..20 {
+        let session = format!("s{round}");
+        let sent = async |content: &'static [u8]| {
+            let body = form(&json!({"session_id": session}), &[("in/a", content)]);
+            (invoke(&service, "asks", &[], &body).await.status, content)
+        };
+        let (one, other) = tokio::join!(sent(b"one"), sent(b"other"));
+        let mut both = [one, other];
+        both.sort_unstable();
+        assert_eq!(both.map(|(status, _)| status), [202, 409]);
+        let kept = get(&service, &format!("/v1/sessions/{session}/files/in/a")).await;
+        assert_eq!(kept.bytes, both[0].1, "{round}");
+    }
+}
+
+#[tokio::test]
+async fn files_of_a_client_that_goes_away_are_recorded() {
+    let service = reading().start(Db::Postgres).await;
+    let mut other = PgConnection::connect(&service.database_url).await.unwrap();
+    let lock = "BEGIN; LOCK TABLE audit_log IN EXCLUSIVE MODE";
+    sqlx::raw_sql(lock).execute(&mut other).await.unwrap();
+    let body = form(&json!({}), &[("in/a", b"x"), ("in/b", b"y")]);
+    let there = async {
+        while !service.dir.path().join("workspace/default/shared/in/b").exists() {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        said = invoke(&service, "shared", &[], &body) => panic!("answered with {}", said.status),
+        () = there => {}
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
+    let are_two = |list: &Value| list["data"].as_array().is_some_and(|acts| acts.len() == 2);
+    service.until("/v1/audit?action=file.written", are_two).await;
+}
+
+#[tokio::test]
+async fn files_that_go_with_a_deleted_session_are_asked_for_again() {
+    let service = reading().start(Db::Postgres).await;
+    let sent =
+        |content: &'static [u8]| form(&json!({"session_id": "s"}), &[("in/data.csv", content)]);
+    assert_eq!(invoke(&service, "remembers", &[], &sent(b"first")).await.status, 200);
+    let mut other = PgConnection::connect(&service.database_url).await.unwrap();
+    let delete = "BEGIN; DELETE FROM runs WHERE session_id = 's'";
+    sqlx::raw_sql(delete).execute(&mut other).await.unwrap();
+    let file = service.dir.path().join("workspace/default/remembers/s-s/in/data.csv");
+    let deleted = async {
+        while std::fs::read(&file).unwrap() != b"second" {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        sqlx::raw_sql("COMMIT").execute(&mut other).await.unwrap();
+    };
+    let second = sent(b"second");
+    let (said, ()) = tokio::join!(invoke(&service, "remembers", &[], &second), deleted);
+    assert_eq!((said.status, &said.json()["code"]), (503, &json!("OVERLOADED")));
 }
 
 async fn broken_bodies_are_refused(db: Db) {

@@ -19,7 +19,7 @@
 use serde_json::{Value, json};
 
 use crate::approvals::paths;
-use crate::mock_model::{MockModel, Reply};
+use crate::mock_model::{MockModel, ReceivedRequest, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
@@ -27,7 +27,7 @@ on_both_stores! {
     labels_outlive_the_replica_and_an_approval_may_clear_one,
     labels_go_on_in_the_session_and_are_declared_for_inputs,
     rules_that_cannot_be_evaluated_deny_and_bad_ones_are_refused,
-    a_rule_that_only_observes_says_what_it_would_have_done,
+    a_rule_that_only_observes_records_its_decision,
     private_files_are_private_in_every_workspace,
 }
 
@@ -78,6 +78,11 @@ fn obeys() -> Vec<Reply> {
 
 async fn get(service: &Service, run: &Value, what: &str) -> Value {
     service.get(&format!("/v1/runs/{}{what}", run["run_id"].as_str().unwrap())).await.body
+}
+
+/// Whether the courier's model was asked.
+fn is_for_courier(seen: &ReceivedRequest) -> bool {
+    seen.body["messages"][0].to_string().contains("You are courier")
 }
 
 fn is_kept(service: &Service) -> bool {
@@ -156,11 +161,9 @@ async fn nothing_private_leaves_and_nothing_is_lost_unasked(db: Db) {
         assert!(is_kept(&service), "{source}");
     }
     // The model of no other agent has seen it.
-    let leaked = |body: &Value| {
-        let text = body["messages"][0].to_string();
-        text.contains("You are courier") && body.to_string().contains(CANARY)
-    };
-    assert!(!mock.requests().iter().any(|seen| leaked(&seen.body)));
+    let leaked =
+        |seen: &ReceivedRequest| is_for_courier(seen) && seen.body.to_string().contains(CANARY);
+    assert!(!mock.requests().iter().any(leaked));
     let dry = service.run("clerk", &json!({"dry_run": true})).await;
     assert_eq!(dry["policy"]["governance"]["flow"].as_array().unwrap().len(), 2, "{dry:#}");
 }
@@ -203,6 +206,7 @@ async fn labels_outlive_the_replica_and_an_approval_may_clear_one(db: Db) {
         service.get(&format!("/v1/runs?parent_run_id={}", run["run_id"].as_str().unwrap())).await;
     let child = &children.body["data"][0];
     assert_eq!(get(&service, child, "").await["labels"], json!(["private"]), "{child:#}");
+    assert!(mock.requests().iter().any(is_for_courier), "its model is known by its requests");
 }
 
 async fn labels_go_on_in_the_session_and_are_declared_for_inputs(db: Db) {
@@ -266,7 +270,7 @@ async fn rules_that_cannot_be_evaluated_deny_and_bad_ones_are_refused(db: Db) {
     assert!(ready["definitions"].to_string().contains("governance.flow"), "{ready:#}");
 }
 
-async fn a_rule_that_only_observes_says_what_it_would_have_done(db: Db) {
+async fn a_rule_that_only_observes_records_its_decision(db: Db) {
     let mock = MockModel::start().await;
     let agent = "model: mock/m\ntools: [file_ops, shell, 'agent:reader']\nenable_double_confirmation: false\ngovernance:\n  \
                  autonomy: full\n  flow: [{when: \"action.kind == 'read'\", do: deny, mode: observe}]\n  tool_policies: {'agent:*': {do: ask, mode: observe}}\n  \

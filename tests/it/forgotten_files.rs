@@ -222,7 +222,7 @@ async fn lists_say_which_run_or_caller_changed_a_file(db: Db) {
     let copied = run(&service, "own", &copy).await;
     assert_eq!(who(&list_of(&copied), "copy.csv").await, by_caller);
 
-    // Nobody whom the service knows.
+    // A writer that the service does not know.
     let path = service.dir.path().join("workspace/default/shared/made.txt");
     std::fs::write(path, "by a stranger").unwrap();
     assert_eq!(who(of_agent, "made.txt").await, [Value::Null, Value::Null, Value::Null]);

@@ -11,24 +11,50 @@ use std::process::Command;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
+use tokio::sync::watch;
 
+use crate::mock_model::{MockModel, Reply};
 use crate::postgres_cluster::OwnServer;
-use crate::service::{Service, Setup, answer};
+use crate::service::{Db, Service, Setup, answer};
 
 const READER: &str = r#"
-model: scripted/reader
+model: mock/m
 instructions: Read.
 tools: [file_ops]
 governance: {paths: {write: ["**"]}}
 enable_double_confirmation: false
 "#;
 
-const READING: &str = r#"
-steps:
-  - {delay_ms: 1500, tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]}
-  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: "{{ inputs.out }}", content: "x"}}]
-  - text: done
-"#;
+/// A model that lists, writes a file and is done; its first answer comes when the test lets it.
+async fn model() -> (MockModel, watch::Sender<bool>) {
+    let mock = MockModel::start().await;
+    let (go_on, held) = watch::channel(false);
+    mock.reply_by(move |request| {
+        let of_role = |role: &'static str| {
+            let messages = request["messages"].as_array().unwrap().iter();
+            messages.filter(move |message| message["role"] == role)
+        };
+        let call = |arguments: Value| Reply::call("file_ops", &arguments);
+        match of_role("assistant").count() {
+            0 => {
+                let list = call(json!({"operation": "list", "path": "."}));
+                Reply::Held(held.clone(), Box::new(list))
+            }
+            1 => {
+                let of = |it: &Value| serde_json::from_str::<Value>(it["content"].as_str()?).ok();
+                let inputs = of_role("user").find_map(of).unwrap();
+                call(json!({"operation": "write", "path": inputs["out"], "content": "x"}))
+            }
+            _ => Reply::text("done"),
+        }
+    });
+    (mock, go_on)
+}
+
+fn reading(setup: Setup, mock: &MockModel) -> Setup {
+    let models = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n", mock.base_url());
+    setup.agent("reader", READER).config(&models)
+}
 
 /// A small file system of its own.
 struct SmallDisk {
@@ -78,7 +104,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Where it was never mounted, this fails and harms nobody.
+        // Where it was never mounted, this fails and changes nothing.
         let _ = Command::new("umount").arg("-l").arg(self.dir.path()).output();
     }
 }
@@ -96,14 +122,15 @@ async fn the_service_recovers_from_a_full_disk_without_keys() {
 async fn survive(setup: Setup) {
     let Some(disk) = SmallDisk::mount(8) else { return };
     let database = format!("sqlite://{}", disk.dir.path().join("toolloop.db").display());
-    let setup =
-        setup.agent("reader", READER).scenario("reader", READING).file("notes.txt", "seventeen\n");
+    let (mock, go_on) = model().await;
+    let setup = reading(setup, &mock).file("notes.txt", "seventeen\n");
     let mut service = setup.start_on(database.clone()).await;
     let runs: Vec<_> = (1..=6).map(|number| start(&service, number)).collect();
     let is_running = |list: &Value| list["data"].as_array().is_some_and(|runs| runs.len() == 6);
     service.until("/v1/runs?status=running", is_running).await;
 
     disk.fill();
+    go_on.send_replace(true);
     service.until("/readyz", |ready| ready["checks"]["store"] == "unavailable").await;
     service.until_logged("writes wait for the store").await;
     let body = json!({"inputs": {"out": "new.txt"}});
@@ -117,7 +144,7 @@ async fn survive(setup: Setup) {
         );
         assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
     }
-    // What is stored can be read, and nobody pretends that a run has ended.
+    // What is stored can be read, and no run is said to have ended.
     assert!(is_running(&service.get("/v1/runs?status=running").await.body));
     assert!(runs.iter().all(|run| !run.is_finished()));
 
@@ -164,10 +191,9 @@ async fn a_full_disk_under_postgres_turns_readiness_off_and_loses_nothing() {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
     }
     let database = postgres.url().replace("/postgres", "/small").replace("//small@", "//postgres@");
-    let setup = Setup::new()
-        .agent("reader", READER)
-        .scenario("reader", READING)
-        .config("[runtime]\nstore_patience = \"60s\"");
+    let (mock, go_on) = model().await;
+    go_on.send_replace(true);
+    let setup = reading(Setup::new(), &mock).config("[runtime]\nstore_patience = \"60s\"");
     let service = setup.start_on(database).await;
     // Hardly compressible, so that each run needs pages of its own.
     let noise: String = (0..4000).map(|_| uuid::Uuid::new_v4().to_string()).collect();
@@ -205,4 +231,35 @@ fn start(service: &Service, number: u8) -> tokio::task::JoinHandle<Value> {
     let request =
         service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     tokio::spawn(async move { answer(request).await.body })
+}
+
+#[tokio::test]
+async fn an_append_that_finds_no_room_is_recorded_as_far_as_it_went() {
+    let Some(disk) = SmallDisk::mount(2) else { return };
+    disk.fill();
+    let filler = File::options().write(true).open(disk.filler()).unwrap();
+    filler.set_len(filler.metadata().unwrap().len() - (256 << 10)).unwrap();
+    let mock = MockModel::start().await;
+    let content = "x".repeat(700_000);
+    let append = json!({"operation": "append", "path": "log.txt", "content": content});
+    mock.reply_by(move |request| {
+        let messages = request["messages"].as_array().unwrap();
+        if messages.iter().any(|message| message["role"] == "assistant") {
+            Reply::text("done")
+        } else {
+            Reply::call("file_ops", &append)
+        }
+    });
+    let workspace = format!("[tools.workspace]\ndir = \"{}\"\n", disk.dir.path().display());
+    let service = reading(Setup::new(), &mock).config(&workspace).start(Db::Sqlite).await;
+    let run = service.run("reader", &json!({})).await;
+    let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+    let calls = service.get(&format!("{path}/tool-calls")).await.body;
+    let size = fs::metadata(disk.dir.path().join("default/log.txt")).unwrap().len();
+    let told = calls["data"][0]["result"].as_str().unwrap();
+    assert!(told.ends_with(&format!("{size} of {} bytes were appended", content.len())), "{told}");
+    assert!(size > 0 && size < content.len() as u64, "{size}");
+    let changes = service.get(&format!("{path}/changes")).await.body;
+    let change = &changes["data"][0];
+    assert_eq!((&change["path"], &change["change"]), (&json!("log.txt"), &json!("created")));
 }

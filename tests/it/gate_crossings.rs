@@ -14,8 +14,8 @@ on_both_stores! {
     a_document_of_the_web_is_read_by_a_child_that_waited,
     a_cancel_ends_the_fetch_of_a_document_in_a_child,
     a_policy_is_replayed_for_tools_of_the_caller_in_trees,
-    what_single_rules_observe_is_observed_in_children,
-    what_a_parent_observes_is_observed_in_children,
+    rules_that_only_observe_warn_in_children,
+    a_parent_that_only_observes_warns_in_children,
 }
 
 fn agent(model: &str, tools: &str, more: &str) -> String {
@@ -99,6 +99,11 @@ async fn declared_paths_hold_in_handoffs_and_after_crashes(db: Db) {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         };
         deaths += usize::from(died);
+        if !died {
+            // It may be about to die of the commit that ended the run.
+            service.kill_if_alive().await;
+            service.restart().await;
+        }
         if run.is_null() {
             continue;
         }
@@ -146,7 +151,7 @@ async fn a_document_of_the_web_is_read_by_a_child_that_waited(db: Db) {
     let mut service = fetching(&site, "/tables", "ask").start(db).await;
     let asked = service.post("/v1/agents/lead/invoke-iterative", &json!({})).await;
     assert_eq!(asked.status, 202, "{:#}", asked.body);
-    assert_eq!(site.requests(), 0, "nothing is fetched before somebody has agreed");
+    assert_eq!(site.requests(), 0, "nothing is fetched before it is approved");
     let pending = asked.body["pending"][0].clone();
     assert_eq!(pending["tool"], "web_fetch", "{:#}", asked.body);
     service.kill().await;
@@ -172,9 +177,10 @@ async fn a_document_of_the_web_is_read_by_a_child_that_waited(db: Db) {
 
 async fn a_cancel_ends_the_fetch_of_a_document_in_a_child(db: Db) {
     let site = Site::start("127.0.0.2").await;
-    let service = fetching(&site, "/endless", "allow").start(db).await;
+    let patient = "[tools.web_fetch]\ntimeout = \"10m\"";
+    let service = fetching(&site, "/endless", "allow").config(patient).start(db).await;
     let run = service.enqueue("lead").await;
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if site.requests() > 0 {
             break;
         }
@@ -185,7 +191,7 @@ async fn a_cancel_ends_the_fetch_of_a_document_in_a_child(db: Db) {
     assert_eq!(service.post(&format!("{run}/cancel"), &json!({})).await.status, 202);
     let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
     assert_eq!(ended["status"], "cancelled", "{ended:#}");
-    assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+    assert!(begun.elapsed().as_secs() < 50, "the call itself would end after 60 seconds");
     let child = child_of(&service, text(&ended, "run_id")).await;
     let child = format!("/v1/runs/{}", text(&child, "run_id"));
     let child = service.until(&child, |run| run["finished_at"].is_string()).await;
@@ -268,14 +274,14 @@ async fn a_policy_is_replayed_for_tools_of_the_caller_in_trees(db: Db) {
     assert_eq!((counts, &newly["blocked"]), ([3, 1, 1], &json!(1)));
 }
 
-async fn what_single_rules_observe_is_observed_in_children(db: Db) {
+async fn rules_that_only_observe_warn_in_children(db: Db) {
     let rules = "governance: {autonomy: full, paths: {write: ['**'], deny: [{pattern: 'b.*', mode: observe}]}, \
                     tool_policies: {file_ops: {do: ask, mode: observe}}, \
                     flow: [{when: \"action.path == 'd.txt'\", do: deny, mode: observe}]}";
     are_observed_in_children(db, rules).await;
 }
 
-async fn what_a_parent_observes_is_observed_in_children(db: Db) {
+async fn a_parent_that_only_observes_warns_in_children(db: Db) {
     let rules = "governance: {mode: observe, autonomy: full, paths: {deny: ['b.*']}, tool_policies: {file_ops: ask}, \
                  flow: [{when: \"action.path == 'd.txt'\", do: deny}]}";
     are_observed_in_children(db, rules).await;

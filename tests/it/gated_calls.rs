@@ -20,13 +20,13 @@ on_both_stores! {
     a_tool_can_have_a_limit_of_its_own,
     a_refused_call_takes_of_the_bucket,
     calls_of_a_callers_tool_take_of_the_bucket,
-    a_denied_call_keeps_what_it_was_judged_by,
+    a_denied_call_keeps_its_actions_and_labels,
     replicas_share_the_bucket_of_calls,
     a_scope_can_name_many_tools,
     a_policy_that_is_only_observed_warns,
-    what_a_child_may_is_observed_only_where_its_parent_is,
+    a_child_only_observes_where_its_parent_does,
     calls_that_the_caller_executes_are_judged_and_audited,
-    what_a_callers_tool_does_is_declared,
+    effects_that_callers_declare_are_judged,
     edited_arguments_of_a_callers_tool_are_judged_again,
 }
 
@@ -160,7 +160,7 @@ steps:
     }
 }
 
-async fn a_denied_call_keeps_what_it_was_judged_by(db: Db) {
+async fn a_denied_call_keeps_its_actions_and_labels(db: Db) {
     let agent = format!(
         "{LISTER}governance: {{tool_policies: {{file_ops: ask}}}}\ninputs: {{type: object, x-yields: [untrusted]}}\n"
     );
@@ -280,7 +280,7 @@ async fn a_policy_that_is_only_observed_warns(db: Db) {
     assert_eq!(refused.status, 403, "{:#}", refused.body);
 }
 
-async fn what_a_child_may_is_observed_only_where_its_parent_is(db: Db) {
+async fn a_child_only_observes_where_its_parent_does(db: Db) {
     let asks = "steps:\n  - tool_calls: [{tool: 'agent:writer', arguments: {}}]\n  - text: '{{ results[0] }}'\n";
     let parent = |mode: &str| {
         format!(
@@ -363,7 +363,7 @@ async fn calls_that_the_caller_executes_are_judged_and_audited(db: Db) {
 }
 
 /// What a tool of the caller does is what the caller declares.
-async fn what_a_callers_tool_does_is_declared(db: Db) {
+async fn effects_that_callers_declare_are_judged(db: Db) {
     let agent = |autonomy: &str| {
         format!(
             "model: scripted/keeper\nenable_double_confirmation: false\n\

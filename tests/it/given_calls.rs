@@ -26,7 +26,7 @@ on_both_stores! {
     a_call_outlives_a_death_around_the_commit_that_gives_it,
     a_call_crosses_sessions_budgets_streams_and_children,
     a_call_is_a_turn_that_later_runs_of_its_session_read,
-    those_who_acted_are_named_without_the_list_of_keys,
+    subjects_are_named_without_the_list_of_keys,
 }
 
 const KEEPER: &str = "
@@ -68,7 +68,9 @@ async fn events(service: &Service, run: &str) -> Vec<Value> {
 
 async fn a_call_is_a_run_of_its_own_in_which_no_model_is_asked(db: Db) {
     let service = setup().start(db).await;
-    let called = call(&service, "keeper", &writing("out/new.txt")).await;
+    let mut body = writing("out/new.txt");
+    body["dry_run"] = Value::Null; // null is as good as absent
+    let called = call(&service, "keeper", &body).await;
     assert_eq!(called.status, 200, "{:#}", called.body);
     let run = called.body;
     assert_eq!(
@@ -365,7 +367,7 @@ async fn a_call_is_a_turn_that_later_runs_of_its_session_read(db: Db) {
     assert_eq!(next["status"], "completed", "{next:#}");
 }
 
-async fn those_who_acted_are_named_without_the_list_of_keys(db: Db) {
+async fn subjects_are_named_without_the_list_of_keys(db: Db) {
     let mut service = setup().start(db).await;
     let made = async |tenant: &str, name: &str| {
         let wanted = json!({"name": name, "tenant": tenant, "scopes": ["runs:read"]});
@@ -373,16 +375,21 @@ async fn those_who_acted_are_named_without_the_list_of_keys(db: Db) {
         (text(&key, "id").to_owned(), text(&key, "key").to_owned())
     };
     let (ines, key) = made("default", "Ines").await;
-    let (other, _) = made("other", "Ola").await;
+    let (other, _) = made("other", "Ines").await;
     service.delete(&format!("/v1/keys/{ines}")).await;
     let (reader, reading) = made("default", "reader").await;
+    let (twin, _) = made("default", "reader").await;
     drop(key);
     service.key = reading;
     assert_eq!(service.get("/v1/keys").await.status, 403);
-    let named =
-        service.get(&format!("/v1/subjects?ids={ines},{other},{reader},nobody,{ines}")).await;
-    let mut expected =
-        [json!({"id": ines, "name": "Ines"}), json!({"id": reader, "name": "reader"})];
+    let ids = format!("{ines},{other},{reader},{twin},nobody,{ines}");
+    let named = service.get(&format!("/v1/subjects?ids={ids}")).await;
+    // Two keys of the tenant have the same name.
+    let mut expected = [
+        json!({"id": ines, "name": "Ines"}),
+        json!({"id": reader, "name": format!("reader ({reader})")}),
+        json!({"id": twin, "name": format!("reader ({twin})")}),
+    ];
     expected.sort_by_key(|it| it["id"].to_string());
     assert_eq!(named.body, json!({"data": expected, "next_cursor": null}));
     let many: Vec<String> = (0..101).map(|n| format!("x{n}")).collect();

@@ -16,7 +16,7 @@ use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use crate::chromium;
 use crate::service::{Db, Service, Setup};
@@ -33,7 +33,7 @@ const fn page(html: &'static str, told: &'static str, never: &'static str) -> Ro
     Row { html, clicks: "", told, never }
 }
 
-/// A page that must not reach the sink; `ok` shows that it was read.
+/// A page that must not reach the sink.
 const fn reaching(html: &'static str) -> Row {
     Row { html, clicks: "", told: "", never: "REACHED" }
 }
@@ -443,15 +443,16 @@ async fn hostile_pages_reach_nothing_and_hide_nothing() {
         calls.extend(calls_of(row, number, &origin));
     }
     calls.extend(ADDRESSES.iter().map(|(url, _)| json!({"action": "open", "url": fill(url)})));
-    let service = service(&calls, own, port).await;
+    let service = service(&calls, own, port, "6s").await;
     let mut results = results(&service, calls.len()).await.into_iter();
-    let (mut wrong, mut late) = (Vec::new(), 0);
-    for row in rows() {
+    let (mut wrong, mut late) = (Vec::new(), Vec::new());
+    for (number, row) in rows().enumerate() {
         let count = calls_of(row, 0, "").len();
         let told = results.by_ref().take(count).collect::<Vec<_>>().join("\n");
-        // A slow machine may not come to the end of a large page.
-        let is_late = told.contains("took longer than") && !row.told.contains("longer than");
-        late += usize::from(is_late);
+        let is_late = is_late(row, &told);
+        if is_late {
+            late.push(number);
+        }
         // Of a page that never rests, the browser may give up first.
         let is_given_up = row.told == "longer than"
             && told.contains("does not stay as it is for long enough, and was closed");
@@ -469,15 +470,50 @@ async fn hostile_pages_reach_nothing_and_hide_nothing() {
         }
     }
     assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n\n"));
-    assert!(late <= MOST_LATE, "{late} pages were not read in time");
+    if late.len() > MOST_LATE {
+        late = late_with_more_time(&late, &origin, own, port).await;
+    }
+    assert!(late.len() <= MOST_LATE, "{} pages were not read in time", late.len());
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(sink.heard.load(Ordering::SeqCst), 0, "the sink heard something");
+    // It would have heard what reaches it.
+    let reaching = TcpStream::connect(("127.0.0.1", sink.port)).await.unwrap();
+    let heard = async {
+        while sink.heard.load(Ordering::SeqCst) == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), heard).await.expect("the sink hears nothing");
+    drop(reaching);
     assert_eq!(service.get("/readyz").await.status, 200);
     let peak = service.peak_memory_mib();
     assert!(peak < 600, "the service took {peak} MiB");
 }
 
-async fn service(calls: &[Value], own: u16, port: u16) -> Service {
+/// A slow machine may not come to the end of a large page.
+fn is_late(row: &Row, told: &str) -> bool {
+    told.contains("took longer than") && !row.told.contains("longer than")
+}
+
+/// Those of these pages that are late with more time, too.
+async fn late_with_more_time(late: &[usize], origin: &str, own: u16, port: u16) -> Vec<usize> {
+    let row = |number: usize| rows().nth(number).unwrap();
+    let calls: Vec<Value> =
+        late.iter().flat_map(|number| calls_of(row(*number), *number, origin)).collect();
+    let service = service(&calls, own, port, "40s").await;
+    let mut results = results(&service, calls.len()).await.into_iter();
+    let mut still_late = Vec::new();
+    for number in late {
+        let count = calls_of(row(*number), *number, origin).len();
+        let told = results.by_ref().take(count).collect::<Vec<_>>().join("\n");
+        if is_late(row(*number), &told) || !told.contains(row(*number).told) {
+            still_late.push(*number);
+        }
+    }
+    still_late
+}
+
+async fn service(calls: &[Value], own: u16, port: u16, timeout: &str) -> Service {
     let steps = calls
         .iter()
         .map(|arguments| json!({"tool_calls": [{"tool": "browser", "arguments": arguments}]}));
@@ -491,10 +527,8 @@ async fn service(calls: &[Value], own: u16, port: u16) -> Service {
     Setup::new()
         .agent("surfer", &agent)
         .scenario("surfer", &json!({"steps": steps}).to_string())
-        .config(
-            "[tools.browser]\ntimeout = \"6s\"\n[governance]\nrate_limit_per_minute = 100000\n\
-             rate_limit_burst = 100000\n",
-        )
+        .config(&format!("[tools.browser]\ntimeout = \"{timeout}\"\n"))
+        .config("[governance]\nrate_limit_per_minute = 100000\nrate_limit_burst = 100000\n")
         .start(Db::Sqlite)
         .await
 }
@@ -502,7 +536,7 @@ async fn service(calls: &[Value], own: u16, port: u16) -> Service {
 /// What the model read, in order.
 async fn results(service: &Service, count: usize) -> Vec<String> {
     let run = service.enqueue("surfer").await;
-    for _ in 0..600 {
+    for _ in 0..3600 {
         let status = service.get(&run).await.body["status"].clone();
         if status == "completed" || status == "failed" {
             break;

@@ -4,7 +4,7 @@
 //! denied to them (`network.deny`, below); a parked run keeps its call and repeats nothing
 //! (`destructive`, below); sessions, streaming, cancel and budgets see a call like any other; a crash
 //! leaves it to the call's effect, as of every tool, with the same `Idempotency-Key`; other replicas
-//! and tenants have the same files; a dry run lists the tools and asks nobody; the console, the
+//! and tenants have the same files; a dry run lists the tools and asks no service; the console, the
 //! command line and generated clients show calls by their rows.
 
 use std::io::Write as _;
@@ -30,7 +30,7 @@ on_both_stores! {
     arguments_and_secrets_stay_in_their_places,
     answers_are_followed_and_refused,
     a_request_is_repeated_as_often_as_the_options_say,
-    what_may_not_be_asked_is_not,
+    denied_and_unapproved_requests_are_not_sent,
     hostile_services_end_in_results,
     an_api_is_imported_and_called,
     bodies_are_sent_as_forms,
@@ -113,6 +113,10 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
         "/api/busy-long" => {
             (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "600")]).into_response()
         }
+        "/api/busy-until" => {
+            let at = [("retry-after", "Thu, 31 Dec 2099 23:59:59 GMT")];
+            (StatusCode::SERVICE_UNAVAILABLE, at).into_response()
+        }
         "/api/wrong" => (
             StatusCode::UNPROCESSABLE_ENTITY,
             axum::Json(json!({"error": "q is too short", "token": seen.header("authorization")})),
@@ -169,7 +173,7 @@ fn caller(base: &str, tools: &str, governance: &str, calls: &[(&str, Value)]) ->
     );
     let agent = format!(
         "model: scripted/caller\ntools: ['http:api/*']\nenable_double_confirmation: false\n\
-         limits: {{error_threshold: 1000, tool_call_timeout_seconds: 2, max_iterations: 50}}\n\
+         limits: {{error_threshold: 1000, max_iterations: 50}}\n\
          governance: {governance}\n"
     );
     Setup::new()
@@ -241,7 +245,7 @@ async fn arguments_and_secrets_stay_in_their_places(db: Db) {
     assert_eq!(created.header("idempotency-key").len(), 64);
     let text = &mock.seen("PUT /api/text")[0];
     assert_eq!(text.body, "Hello {{ env.CARGO_MANIFEST_DIR }}");
-    // The service echoes the secret; nobody here is told.
+    // The service echoes the secret, which is shown to no reader.
     assert!(result(&rows[5]).contains("[redacted]"), "{:#}", rows[5]);
     let run_path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
     for path in ["", "/tool-calls?limit=200", "/messages", "/events?limit=500"] {
@@ -311,30 +315,31 @@ async fn answers_are_followed_and_refused(db: Db) {
 async fn a_request_is_repeated_as_often_as_the_options_say(db: Db) {
     let mock = Mock::start().await;
     let get = |path: &str| format!("method: GET, effect: read, path: {path}");
-    let names = ["plain", "none", "two", "once", "long", "post"];
+    let names = ["plain", "none", "two", "once", "long", "until", "post"];
     let tools = tools(&[
         ("plain", &get("/busy, query: {w: plain}")),
         ("none", &get("/busy, query: {w: none}")),
         ("two", &get("/busy, query: {w: two}")),
         ("once", &get("/busy-once")),
         ("long", &get("/busy-long")),
+        ("until", &get("/busy-until")),
         ("post", "method: POST, path: /busy-post"),
     ]);
     let options = "{http:api/none: {retries: 0}, http:api/two: {retries: 2}, http:api/once: {retries: 2}, \
-                   http:api/long: {retries: 2}}";
+                   http:api/long: {retries: 2}, http:api/until: {retries: 2}}";
     let governance = format!("{{autonomy: full}}\ntool_options: {options}");
     let calls = names.map(|name| (name, json!({})));
     let service = caller(&mock.url, &tools, &governance, &calls).start(db).await;
     let run = service.run("caller", &json!({})).await;
     let rows = rows(&service, &run).await;
     let failed = rows.iter().map(|row| row["is_error"].as_bool().unwrap()).collect::<Vec<_>>();
-    assert_eq!(failed, [true, true, true, false, true, true], "{rows:#?}");
-    let seen = ["w=plain", "w=none", "w=two", "busy-once", "busy-long", "busy-post"];
+    assert_eq!(failed, [true, true, true, false, true, true, true], "{rows:#?}");
+    let seen = ["w=plain", "w=none", "w=two", "busy-once", "busy-long", "busy-until", "busy-post"];
     let seen = seen.map(|part| mock.seen(part).len());
-    assert_eq!(seen, [1, 1, 3, 2, 1, 1], "one, and as many again as `retries` says");
+    assert_eq!(seen, [1, 1, 3, 2, 1, 1, 1], "one, and as many again as `retries` says");
 }
 
-async fn what_may_not_be_asked_is_not(db: Db) {
+async fn denied_and_unapproved_requests_are_not_sent(db: Db) {
     let mock = Mock::start().await;
     let tools = tools(&[
         ("look", "method: GET, effect: read, path: /look"),
@@ -382,7 +387,9 @@ async fn hostile_services_end_in_results(db: Db) {
     let entries: Vec<(&str, &str)> =
         entries.iter().map(|(name, rest)| (*name, rest.as_str())).collect();
     let calls = names.map(|name| (name, json!({})));
-    let service = caller(&mock.url, &tools(&entries), "{autonomy: full}", &calls).start(db).await;
+    let governance = "{autonomy: full}\n\
+                      tool_options: {http:api/hang: {timeout_seconds: 2}, http:api/drip: {timeout_seconds: 2}}";
+    let service = caller(&mock.url, &tools(&entries), governance, &calls).start(db).await;
     let before = service.peak_memory_mib();
     let run = service.run("caller", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
@@ -696,7 +703,7 @@ async fn bodies_are_sent_as_forms(db: Db) {
     let left_out =
         "warning: tools/ref.yaml: openapi.operations[2]: left out of \"AddNote\": its body";
     assert!(checked.status.success() && said.contains(left_out), "{said}");
-    assert!(service.log().contains("lacks a part of its operation"), "{}", service.log());
+    service.until_logged("lacks a part of its operation").await;
 }
 
 async fn texts_of_json_and_joined_lists_are_sent_as_such(db: Db) {

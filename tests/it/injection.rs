@@ -28,7 +28,7 @@ on_both_stores! {
     a_suspicious_result_is_withheld_where_the_definition_says_so,
     results_of_client_tools_are_results,
     a_child_takes_no_injected_inputs,
-    what_is_recalled_is_scanned,
+    recalled_memories_are_scanned,
 }
 
 const ATTACK: &str =
@@ -223,7 +223,7 @@ async fn a_child_takes_no_injected_inputs(db: Db) {
     assert_eq!(mock.requests().len(), 2, "no child asked a model");
 }
 
-async fn what_is_recalled_is_scanned(db: Db) {
+async fn recalled_memories_are_scanned(db: Db) {
     let mock = MockModel::start().await;
     let memory = "memory: {recall: {top_k: 3}}\n";
     let blocked = format!("{memory}governance: {{injection: {{results: block}}}}\n");

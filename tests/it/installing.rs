@@ -10,17 +10,17 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 /// How long an installation may take.
-const PATIENCE: Duration = Duration::from_mins(5);
+const PATIENCE: Duration = Duration::from_mins(15);
 
 /// Where Debian puts the sources of Go packages.
 pub(crate) const GO_PACKAGES: &str = "/usr/share/gocode";
 
-/// Installs packages where that asks nobody: as root on a system with apt. One process at a time.
+/// Installs packages where that needs no password: as root on a system with apt. One process at a time.
 pub(crate) fn apt(packages: &str) {
     let lock = File::create(std::env::temp_dir().join("toolloop-apt.lock")).unwrap();
     lock.lock().unwrap();
     let script = format!(
-        "export DEBIAN_FRONTEND=noninteractive; timeout 120 apt-get update && timeout 600 apt-get install -y {packages}"
+        "export DEBIAN_FRONTEND=noninteractive; timeout 300 apt-get update && timeout 900 apt-get install -y {packages}"
     );
     let _ = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).status();
 }
@@ -158,14 +158,14 @@ impl Workshop {
         fs::copy(self.dir.join(list), self.dir.join("stock")).unwrap();
     }
 
-    /// What a program prints, which must end well and within two minutes.
+    /// What a program prints, which must end well and within ten minutes.
     pub(crate) async fn run(
         &self,
         program: &str,
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> String {
-        self.run_within(Duration::from_mins(2), program, arguments, environment).await
+        self.run_within(Duration::from_mins(10), program, arguments, environment).await
     }
 
     /// The same with other patience. A program with a slash is one of the directory.

@@ -11,7 +11,7 @@ on_both_stores! {
     a_rewritten_path_is_seen_by_the_interceptors_behind,
     a_result_is_replaced_by_what_a_template_makes_of_it,
     calls_of_client_tools_are_intercepted_too,
-    what_a_parent_blocks_and_redacts_holds_for_its_children,
+    interceptors_of_a_parent_hold_for_its_children,
 }
 
 const AGENT: &str = "
@@ -200,12 +200,14 @@ async fn calls_of_client_tools_are_intercepted_too(db: Db) {
     );
     let agent = "model: mock/m\ntools: [file_ops]\nenable_double_confirmation: false\ninterceptors:\n  before:\n    \
                  - {tool: '*', when: \"args.q == 'no'\", block: 'Not that.'}\n    \
-                 - {tool: '*', when: \"tool == 'ask' && args.q == 'old'\", rewrite: {'/q': \"'new'\"}}\n  \
+                 - {tool: '*', when: \"tool == 'ask' && args.q == 'old'\", rewrite: {'/q': \"'new'\"}}\n    \
+                 - {tool: '*', when: \"tool == 'ask' && args.q == 'odd'\", rewrite: {'/q': '7'}}\n  \
                  after: [{tool: '*', redact: '\\b\\d{16}\\b'}]\n";
     let service = Setup::new().agent("asker", agent).config(&models).start(db).await;
     let asks = |q: &str| Reply::call("ask", &json!({"q": q}));
-    mock.script([asks("no"), asks("old"), Reply::text("done")]);
-    let tools = json!({"client_tools": [{"name": "ask", "input_schema": {"type": "object"}}]});
+    mock.script([asks("no"), asks("odd"), asks("old"), Reply::text("done")]);
+    let schema = json!({"type": "object", "properties": {"q": {"type": "string"}}});
+    let tools = json!({"client_tools": [{"name": "ask", "input_schema": schema}]});
     let run = service.post("/v1/agents/asker/invoke-iterative", &tools).await.body;
     assert_eq!(run["pending"][0]["arguments"], json!({"q": "new"}), "{run:#}");
     let (path, calls) = paths(&run);
@@ -214,11 +216,12 @@ async fn calls_of_client_tools_are_intercepted_too(db: Db) {
     service.until(&path, |run| run["status"] == "completed").await;
     let told = mock.requests().last().unwrap().body["messages"].to_string();
     assert!(told.contains("Blocked by an interceptor: Not that."), "{told}");
+    assert!(told.contains("Interceptor 3 changed the arguments."), "{told}");
     assert!(told.contains("It is [redacted].") && !told.contains("1234567890123456"), "{told}");
 }
 
 /// Of a parent two levels up, whose workspace is another one, too.
-async fn what_a_parent_blocks_and_redacts_holds_for_its_children(db: Db) {
+async fn interceptors_of_a_parent_hold_for_its_children(db: Db) {
     let interceptors = "
 interceptors:
   before:

@@ -13,7 +13,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 on_both_stores! {
     a_run_that_reasons_at_length_is_compacted,
     a_history_counts_reasoning,
-    a_session_goes_on_after_what_did_not_fit,
+    a_session_goes_on_after_a_context_overflow,
     a_long_last_answer_of_a_session_is_summarised,
     a_provider_of_another_kind_is_sent_no_blocks_of_the_first,
 }
@@ -81,7 +81,7 @@ async fn events(service: &Service, run: &Value, kind: &str) -> Vec<Value> {
 async fn a_run_that_reasons_at_length_is_compacted(db: Db) {
     let mock = MockModel::start().await;
     let steps = AtomicUsize::new(0);
-    mock.decides(move |request| {
+    mock.reply_by(move |request| {
         if size(request) > WINDOW {
             return too_long();
         }
@@ -110,7 +110,7 @@ async fn a_run_that_reasons_at_length_is_compacted(db: Db) {
 async fn a_history_counts_reasoning(db: Db) {
     let mock = MockModel::start().await;
     let steps = AtomicUsize::new(0);
-    mock.decides(move |request| match steps.fetch_add(1, Ordering::Relaxed) {
+    mock.reply_by(move |request| match steps.fetch_add(1, Ordering::Relaxed) {
         step if step % 2 == 0 => says(request, &thinks(step, 5400)),
         _ => says(request, &text("done")),
     });
@@ -133,7 +133,7 @@ async fn a_history_counts_reasoning(db: Db) {
 async fn statuses(db: Db, bytes: usize, window: usize) -> Vec<String> {
     let mock = MockModel::start().await;
     let answers = AtomicUsize::new(0);
-    mock.decides(move |request| {
+    mock.reply_by(move |request| {
         if size(request) > window {
             return too_long();
         }
@@ -154,7 +154,7 @@ async fn statuses(db: Db, bytes: usize, window: usize) -> Vec<String> {
     statuses
 }
 
-async fn a_session_goes_on_after_what_did_not_fit(db: Db) {
+async fn a_session_goes_on_after_a_context_overflow(db: Db) {
     let expected = ["completed", "CONTEXT_OVERFLOW", "completed", "completed"];
     assert_eq!(statuses(db, 60_000, 3000).await, expected);
 }

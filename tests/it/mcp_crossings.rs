@@ -6,13 +6,13 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::approvals::paths;
-use crate::mcp::{directory, results, server};
+use crate::mcp::{directory, results, server, until_up};
 use crate::postgres_cluster;
 use crate::script_tools::events;
 use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
-    they_go_along_with_runs_tenants_and_rules,
+    mcp_tools_hold_for_children_tenants_and_rules,
 }
 
 const EFFECTS: &str = "[mcp.odd.effects]\necho = \"once\"\nwait = \"once\"\nstructured = \"read\"";
@@ -43,7 +43,7 @@ fn pid(result: &str) -> Value {
     serde_json::from_str::<Value>(result).unwrap_or_else(|_| panic!("{result}"))["pid"].clone()
 }
 
-async fn they_go_along_with_runs_tenants_and_rules(db: Db) {
+async fn mcp_tools_hold_for_children_tenants_and_rules(db: Db) {
     const FULL: &str = "governance: {autonomy: full}";
     let echo = ("mcp:odd/echo", json!({"n": 1}));
     let setup = Setup::new().config(&server("odd", EFFECTS));
@@ -62,6 +62,7 @@ async fn they_go_along_with_runs_tenants_and_rules(db: Db) {
     let setup = with(setup, "checked", &agent("['mcp:odd/structured']", FULL), &answers);
     let setup = with(setup, "asks", &agent("['mcp:odd/*']", ""), &[]);
     let service = setup.start(db).await;
+    until_up(&service).await;
 
     // Children and handoffs.
     let run = service.run("child", &json!({})).await;
@@ -148,7 +149,7 @@ async fn they_go_along_with_runs_tenants_and_rules(db: Db) {
 
 /// The content of a file, once it has one.
 async fn until_there(path: &std::path::Path) -> String {
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         match std::fs::read_to_string(path) {
             Ok(text) if text.ends_with('\n') => return text.trim().to_owned(),
             _ => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
@@ -158,16 +159,18 @@ async fn until_there(path: &std::path::Path) -> String {
 }
 
 #[tokio::test]
-async fn a_call_is_approved_and_made_where_it_was_not_asked_for() {
+async fn a_call_is_made_on_the_replica_that_approves_it() {
     let setup = || {
         let calls = [("mcp:odd/echo", json!({"n": 7}))];
         with(Setup::new().config(&server("odd", "")), "asks", &agent("['mcp:odd/*']", ""), &calls)
     };
     let url = postgres_cluster::fresh_database().await;
     let mut first = setup().start_on(url.clone()).await;
+    until_up(&first).await;
     let run = first.enqueue("asks").await;
     let parked = first.until(&run, |run| run["status"] == "awaiting_approval").await;
     let second = setup().start_on(url).await;
+    until_up(&second).await;
     first.kill().await;
     let (_, calls) = paths(&parked);
     let approved = second.post(&format!("{}/approve", calls[0]), &json!({})).await;

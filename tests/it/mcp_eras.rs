@@ -6,7 +6,8 @@
 //! | program: new, both, either and slow, both and late, old, old and strict, old and silent, old and mute once asked early, silent | `programs_are_asked_in_the_era_that_they_speak` |
 //! | program: another era after a restart, changes of its list | `a_program_of_another_era_is_found_out_again` |
 //! | address: new, both, either and slow, both and late, old, none that is known | `addresses_are_asked_in_the_era_that_they_speak` |
-//! | address: headers of requests, arguments in headers, broken streams, cancel | `requests_say_in_headers_what_they_are` |
+//! | both, prompt: nothing of the old era | `servers_that_answer_at_once_are_asked_in_one_era` |
+//! | address: headers of requests, arguments in headers, broken streams, cancel | `requests_repeat_their_method_and_arguments_in_headers` |
 //! | address: another era while it is asked | `an_address_of_another_era_is_found_out_again` |
 //! | a person is asked: children, approvals, limits, crashes, replicas | `mcp_input.rs` |
 //! | tenants, sessions, streaming, console, command line | as of every tool, see `mcp_crossings.rs` |
@@ -15,16 +16,17 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::mcp::{directory, results};
+use crate::mcp::{directory, results, until_up};
 use crate::mock_mcp::{Mock, Speaks};
 use crate::script_tools::with;
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     programs_are_asked_in_the_era_that_they_speak,
+    servers_that_answer_at_once_are_asked_in_one_era,
     a_program_of_another_era_is_found_out_again,
     addresses_are_asked_in_the_era_that_they_speak,
-    requests_say_in_headers_what_they_are,
+    requests_repeat_their_method_and_arguments_in_headers,
     an_address_of_another_era_is_found_out_again,
 }
 
@@ -53,7 +55,7 @@ fn methods(said: &[Value]) -> Vec<&str> {
 async fn until(what: impl Fn() -> bool) {
     let since = Instant::now();
     while !what() {
-        assert!(since.elapsed() < Duration::from_secs(20));
+        assert!(since.elapsed() < Duration::from_mins(1));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -92,12 +94,15 @@ async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
     let setup = calls(setup, "odd", "mcp:new/odd", &json!({}));
     let started = Instant::now();
     let service = setup.start(db).await;
-    assert!(started.elapsed() < Duration::from_secs(30), "a silent server stops no start");
+    assert!(started.elapsed() < Duration::from_mins(1), "a silent server stops no start");
+    let running = Instant::now();
     let since = Instant::now();
     let run = service.run("stuck", &json!({})).await;
-    assert!(since.elapsed() < Duration::from_secs(5), "nor a run");
+    let took = since.elapsed();
     let told = &results(&service, &run).await[0];
     assert!(told.contains("The MCP server hangs"), "{told}");
+    let is_at_once = told.contains("is starting") || took < Duration::from_secs(5);
+    assert!(is_at_once, "nor a run: {took:?}");
     let only_hangs = |ready: &Value| {
         let servers = ready["mcp_servers"].as_array().unwrap();
         servers.len() == 1 && servers[0]["server"] == "hangs"
@@ -108,8 +113,10 @@ async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
         hangs.is_some_and(|it| it.to_string().contains("does not answer initialize within 10 s"))
     };
     service.until("/readyz", is_told).await;
-    let took = started.elapsed();
-    assert!((10..16).contains(&took.as_secs()), "half a second and ten, and no more: {took:?}");
+    assert!(started.elapsed() >= Duration::from_secs(10), "{:?}", started.elapsed());
+    // The start has waited five seconds for it.
+    let took = running.elapsed();
+    assert!(took < Duration::from_secs(13), "half a second and ten, and not ten more: {took:?}");
     service.until("/readyz", only_hangs).await;
 
     let run = service.run("worker", &json!({})).await;
@@ -121,7 +128,8 @@ async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
         let said = noted(&service, mode, "said.txt");
         assert_eq!(methods(&said)[0], "server/discover", "{mode}");
         let says = |method: &str| methods(&said).contains(&method);
-        assert_eq!(says("initialize"), !matches!(*mode, "new" | "both"), "{mode}: {said:#?}");
+        let is_prompt = matches!(*mode, "new" | "both");
+        assert!(is_prompt || says("initialize"), "{mode}: {said:#?}");
         assert_eq!(says("notifications/initialized"), !is_new, "{mode}: {said:#?}");
         assert!(!says("notifications/cancelled"), "{mode}: {said:#?}");
     }
@@ -131,8 +139,10 @@ async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
         ["server/discover", "initialize", "notifications/initialized", "tools/list", "tools/call"]
     );
     let of_new = noted(&service, "new", "said.txt");
+    let mut asked = methods(&of_new);
+    asked.retain(|method| *method != "initialize");
     assert_eq!(
-        methods(&of_new)[..3],
+        asked[..3],
         ["server/discover", "subscriptions/listen", "tools/list"],
         "{of_new:#?}"
     );
@@ -141,7 +151,9 @@ async fn programs_are_asked_in_the_era_that_they_speak(db: Db) {
     assert!(told.contains("a result of the type \"task\", which is not supported"), "{told}");
     assert!(told.contains("unknown whether the call took effect"), "{told}");
     // The list may be used for no time at all, and is not asked for all the time.
-    assert_eq!(noted(&service, "new", "listed.txt").len(), 1);
+    let (listed, most) =
+        (noted(&service, "new", "listed.txt").len(), 1 + started.elapsed().as_secs() / 30);
+    assert!((1..=most).contains(&(listed as u64)), "{listed} lists");
 }
 
 async fn a_program_of_another_era_is_found_out_again(db: Db) {
@@ -151,6 +163,7 @@ async fn a_program_of_another_era_is_found_out_again(db: Db) {
     let setup = calls(setup, "age", "mcp:odd/become", &json!({"mode": "dies"}));
     let setup = calls(setup, "change", "mcp:odd/change", &json!({}));
     let service = setup.start(db).await;
+    until_up(&service).await;
     assert_eq!(echoed(&service, "echo").await["new"], false);
     for (ended, (agent, is_new)) in
         [("renew", true), ("age", false), ("renew", true)].into_iter().enumerate()
@@ -196,12 +209,26 @@ async fn addresses_are_asked_in_the_era_that_they_speak(db: Db) {
     let setup = setup.config(&address("later", &later.url, ""));
     let setup = setup.config(&address("silent", &silent.url, ""));
     let service = setup.start(db).await;
+    let down = |ready: &Value, name: &str, why: &str| {
+        let all = ready["mcp_servers"].as_array().unwrap();
+        let down = all.iter().find(|it| it["server"] == name);
+        down.is_some_and(|it| it.to_string().contains(why))
+    };
+    let are_others_up = |ready: &Value| ready["mcp_servers"].as_array().unwrap().len() == 2;
+    service
+        .until("/readyz", |it| {
+            down(it, "later", "none of which is supported")
+                && down(it, "silent", "initialize")
+                && are_others_up(it)
+        })
+        .await;
     for (name, mock) in &mocks {
         let told = echoed(&service, name).await;
         let is_new = name.ends_with("new") || name.ends_with("both");
         assert_eq!((&told["new"], &told["arguments"]["a"]), (&json!(is_new), &json!(name)));
         let introduced = mock.messages("initialize").len();
-        assert_eq!(introduced, usize::from(!matches!(*name, "new" | "both")), "{name}");
+        let is_prompt = matches!(*name, "new" | "both");
+        assert!(introduced == 1 || (is_prompt && introduced == 0), "{name}: {introduced}");
         let told = mock.messages("notifications/initialized").len();
         assert_eq!(told, usize::from(!is_new), "{name}");
         assert!(mock.messages("notifications/cancelled").is_empty(), "{name}");
@@ -209,20 +236,40 @@ async fn addresses_are_asked_in_the_era_that_they_speak(db: Db) {
         refused.retain(|why| !(introduced > 0 && why.starts_with("initialize: ")));
         assert_eq!(refused, Vec::<String>::new(), "{name}");
     }
-    let down = |ready: &Value, name: &str, why: &str| {
-        let all = ready["mcp_servers"].as_array().unwrap();
-        let down = all.iter().find(|it| it["server"] == name);
-        down.is_some_and(|it| it.to_string().contains(why))
-    };
-    service
-        .until("/readyz", |it| {
-            down(it, "later", "none of which is supported") && down(it, "silent", "initialize")
-        })
-        .await;
     assert!(later.messages("initialize").is_empty(), "it has said that it speaks another version");
 }
 
-async fn requests_say_in_headers_what_they_are(db: Db) {
+/// On a busy machine they may begin to answer too late for that, so there are some tries.
+async fn servers_that_answer_at_once_are_asked_in_one_era(db: Db) {
+    let (new, both) = (Mock::start(0, Speaks::New).await, Mock::start(0, Speaks::Both).await);
+    let programs = ["new", "both"];
+    let mut service = Setup::new()
+        .config(&program("new", &["new"], ""))
+        .config(&program("both", &["both"], ""))
+        .config(&address("far-new", &new.url, ""))
+        .config(&address("far-both", &both.url, ""))
+        .start(db)
+        .await;
+    let mut before = 0;
+    for _ in 0..30 {
+        until_up(&service).await;
+        let is_asked =
+            |name: &&str| methods(&noted(&service, name, "said.txt")).contains(&"initialize");
+        let addresses = new.messages("initialize").len() + both.messages("initialize").len();
+        if !programs.iter().any(is_asked) && addresses == before {
+            return;
+        }
+        before = addresses;
+        service.kill().await;
+        for name in programs {
+            std::fs::remove_file(directory(&service, name).join("said.txt")).unwrap();
+        }
+        service.restart().await;
+    }
+    panic!("servers that answer at once are asked in both eras");
+}
+
+async fn requests_repeat_their_method_and_arguments_in_headers(db: Db) {
     let mock = Mock::start(0, Speaks::New).await;
     let calls = [
         ("mcp:far/echo", json!({"region": "us-west1", "note": "Hello, 世界", "in": {"dry": true}})),
@@ -246,6 +293,7 @@ async fn requests_say_in_headers_what_they_are(db: Db) {
          tool_options: {'mcp:far/hangs': {timeout_seconds: 1}}\ngovernance: {autonomy: full}\n",
     );
     let service = setup.start(db).await;
+    until_up(&service).await;
     let run = service.run("patient", &json!({})).await;
     let told = results(&service, &run).await;
     assert_eq!(told.len(), 6, "{run:#}");
@@ -273,7 +321,7 @@ async fn requests_say_in_headers_what_they_are(db: Db) {
     );
     assert!(told[4].contains("did not finish within 1 seconds"), "{}", told[4]);
     // The end of the connection says that a call is given up.
-    until(|| mock.hung_up()).await;
+    until(|| mock.client_disconnected()).await;
     for method in ["notifications/cancelled", "initialize", "ping"] {
         assert!(mock.messages(method).is_empty(), "{method}");
     }
@@ -287,6 +335,7 @@ async fn an_address_of_another_era_is_found_out_again(db: Db) {
     let mock = Mock::start(0, Speaks::Old).await;
     let setup = Setup::new().config(&address("far", &mock.url, ""));
     let service = calls(setup, "echo", "mcp:far/echo", &json!({})).start(db).await;
+    until_up(&service).await;
     assert_eq!(echoed(&service, "echo").await["new"], false);
     for (speaks, is_new) in [(Speaks::New, true), (Speaks::Old, false), (Speaks::New, true)] {
         mock.speak(speaks);
@@ -298,7 +347,7 @@ async fn an_address_of_another_era_is_found_out_again(db: Db) {
             if told["new"] == is_new {
                 break;
             }
-            assert!(since.elapsed() < Duration::from_secs(20), "{told}\n{}", service.log());
+            assert!(since.elapsed() < Duration::from_mins(1), "{told}\n{}", service.log());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }

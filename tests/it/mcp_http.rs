@@ -11,9 +11,10 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 
+use crate::mcp::until_up;
 use crate::script_tools::{events, with};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
@@ -46,14 +47,32 @@ const TOOLS: [&str; 10] =
     ["echo", "stream", "asks", "change", "hang", "huge", "flood", "outside", "forget", "broken"];
 
 impl Mock {
-    async fn start(port: u16) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    async fn start() -> Self {
+        Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    fn on(listener: TcpListener) -> Self {
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
         let log = Log::default();
         log.lock().unwrap().listed = TOOLS.to_vec();
         let app = Router::new().fallback(respond).with_state(Arc::clone(&log));
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { url, log, server }
+    }
+
+    /// Ends it; nothing else can be at its address, and nothing answers there.
+    async fn end(self) -> TcpSocket {
+        let address = self.url["http://".len()..].trim_end_matches("/mcp").parse().unwrap();
+        drop(self);
+        for _ in 0..6000 {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.set_reuseaddr(true).unwrap();
+            if socket.bind(address).is_ok() {
+                return socket;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("it listens still");
     }
 
     fn messages(&self, method: &str) -> Vec<(HeaderMap, Value)> {
@@ -77,6 +96,19 @@ fn open_stream(events: Vec<Bytes>) -> Response {
     let events = stream::iter(events.into_iter().map(Ok::<_, std::io::Error>));
     let body = Body::from_stream(events.chain(stream::pending()));
     ([("content-type", "text/event-stream")], body).into_response()
+}
+
+/// Notes that are together larger than one message may be, a question and an answer.
+fn stream_of_notes(answer: Bytes) -> Response {
+    let params = json!({"progress": 1, "message": "y".repeat(10_000)});
+    let note =
+        event(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
+    let mut events = vec![note; 600];
+    events.push(event(
+        &json!({"jsonrpc": "2.0", "id": "q", "method": "sampling/createMessage", "params": {}}),
+    ));
+    events.push(answer);
+    open_stream(events)
 }
 
 /// A question, and an answer as soon as that has its own.
@@ -148,15 +180,7 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
             let told = json!({"params": asked["params"], "key": key}).to_string();
             axum::Json(answer(text(told))).into_response()
         }
-        "stream" => open_stream(vec![
-            event(
-                &json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}),
-            ),
-            event(
-                &json!({"jsonrpc": "2.0", "id": "q", "method": "sampling/createMessage", "params": {}}),
-            ),
-            event(&answer(text("streamed".into()))),
-        ]),
+        "stream" => stream_of_notes(event(&answer(text("streamed".into())))),
         "asks" => asks(log, event(&answer(text("you live".into())))),
         "change" => {
             log.lock().unwrap().listed = vec!["echo", "new"];
@@ -196,7 +220,7 @@ async fn results(service: &Service, run: &Value) -> Vec<String> {
 }
 
 async fn tools_are_called_over_http(db: Db) {
-    let mock = Mock::start(0).await;
+    let mock = Mock::start().await;
     let calls = [
         ("mcp:far/echo", json!({"n": 5})),
         ("mcp:far/stream", json!({})),
@@ -207,6 +231,7 @@ async fn tools_are_called_over_http(db: Db) {
         with(Setup::new().config(&config(&mock.url)), "['mcp:far/*']", "{autonomy: full}", &calls);
     let denied = "model: scripted/worker\ntools: ['mcp:far/*']\nenable_double_confirmation: false\ngovernance: {autonomy: full, network: {deny: [127.0.0.1]}}\n";
     let service = setup.agent("denied", denied).start(db).await;
+    until_up(&service).await;
     let run = service.run("denied", &json!({})).await;
     let blocked = events(&service, &run, "tool_call.blocked").await;
     assert!(blocked.len() >= 3 && blocked.iter().all(|it| it["rule"] == "network"), "{blocked:#?}");
@@ -235,13 +260,19 @@ async fn tools_are_called_over_http(db: Db) {
         let log = mock.log.lock().unwrap();
         log.messages.iter().any(|(_, it)| it["id"] == "q" && it["error"]["code"] == -32601)
     };
+    for _ in 0..6000 {
+        if refused() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     assert!(refused(), "a question of the server is refused");
     let tool = service.get("/v1/tools/mcp%3Afar%2Fecho").await.body;
     assert_eq!((&tool["effect"], &tool["sandbox"]), (&json!("read"), &Value::Null));
 }
 
 async fn hostile_servers_end_in_results(db: Db) {
-    let mock = Mock::start(0).await;
+    let mock = Mock::start().await;
     let names = ["huge", "flood", "outside", "broken", "hang", "echo"];
     let calls = names.map(|name| format!("mcp:far/{name}"));
     let calls: Vec<(&str, Value)> = calls.iter().map(|name| (name.as_str(), json!({}))).collect();
@@ -254,6 +285,7 @@ async fn hostile_servers_end_in_results(db: Db) {
              tool_options: {'mcp:far/hang': {timeout_seconds: 1}}\ngovernance: {autonomy: full}\n",
             );
     let service = setup.start(db).await;
+    until_up(&service).await;
     let run = service.run("patient", &json!({})).await;
     let told = results(&service, &run).await;
     assert_eq!(told.len(), 6, "{run:#} {told:#?}");
@@ -267,7 +299,7 @@ async fn hostile_servers_end_in_results(db: Db) {
     assert!(told[3].contains("cannot be read"), "{}", told[3]);
     assert!(told[4].contains("did not finish within 1 seconds"), "{}", told[4]);
     assert!(told[5].contains("arguments"), "{}", told[5]);
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if !mock.messages("notifications/cancelled").is_empty() {
             break;
         }
@@ -280,13 +312,13 @@ async fn hostile_servers_end_in_results(db: Db) {
 }
 
 async fn a_server_that_forgets_or_goes_is_found_again(db: Db) {
-    let mock = Mock::start(0).await;
-    let port: u16 = mock.url.split([':', '/']).nth(4).unwrap().parse().unwrap();
+    let mock = Mock::start().await;
     let calls = [("mcp:far/forget", json!({}))];
     let setup = with(Setup::new().config(&config(&mock.url)), "['mcp:far/*']", "{autonomy: full}", &calls)
         .agent("echo", "model: scripted/echo\ntools: ['mcp:far/echo']\nenable_double_confirmation: false\ngovernance: {autonomy: full}\n")
         .scenario("echo", "steps: [{tool_calls: [{tool: 'mcp:far/echo', arguments: {}}]}, {text: done}]");
     let service = setup.start(db).await;
+    until_up(&service).await;
     for sessions in [2, 3] {
         let run = service.run("worker", &json!({})).await;
         assert_eq!(results(&service, &run).await, ["forgotten"]);
@@ -298,13 +330,13 @@ async fn a_server_that_forgets_or_goes_is_found_again(db: Db) {
     let ready = service.get("/readyz").await.body;
     assert_eq!(ready["mcp_servers"], json!([]));
 
-    drop(mock);
+    let address = mock.end().await;
     let run = service.run("echo", &json!({})).await;
     let told = results(&service, &run).await[0].clone();
     assert!(told.starts_with("Error: The MCP server far did not "), "{told}");
     service.until("/readyz", |ready| ready["mcp_servers"][0]["server"] == "far").await;
     service.until_logged("cannot be reached").await;
-    let _again = Mock::start(port).await;
+    let _again = Mock::on(address.listen(1024).unwrap());
     service.until("/readyz", |ready| ready["mcp_servers"] == json!([])).await;
     let run = service.run("echo", &json!({})).await;
     assert!(results(&service, &run).await[0].contains("arguments"));

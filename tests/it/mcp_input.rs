@@ -5,7 +5,7 @@
 //! |---|---|
 //! | pending, forms, answers, rounds, journal, audit, counts | `a_tool_asks_and_is_answered` |
 //! | over HTTP | `a_tool_at_an_address_asks` |
-//! | what is not offered, too much, to be asked again later | `what_cannot_be_asked_fails_the_call` |
+//! | what is not offered, too much, to be asked again later | `a_request_for_input_that_is_not_offered_fails_the_call` |
 //! | timeout, cancel, `throw_on_tool_failure` | `waiting_for_an_answer_ends` |
 //! | approvals with other arguments, rate limits, replay of policies, dry run | `rules_decide_once` |
 //! | children, calls side by side | `children_and_neighbours_ask_as_well` |
@@ -20,7 +20,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::approvals::{ended, paths, types};
-use crate::mcp::results;
+use crate::mcp::{results, until_up};
 use crate::mcp_eras::{noted, program};
 use crate::mock_mcp::{Mock, Speaks};
 use crate::postgres_cluster;
@@ -30,7 +30,7 @@ use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 on_both_stores! {
     a_tool_asks_and_is_answered,
     a_tool_at_an_address_asks,
-    what_cannot_be_asked_fails_the_call,
+    a_request_for_input_that_is_not_offered_fails_the_call,
     waiting_for_an_answer_ends,
     rules_decide_once,
     children_and_neighbours_ask_as_well,
@@ -76,6 +76,7 @@ pub fn setup() -> Setup {
 }
 
 pub async fn parked(service: &Service, agent: &str) -> Value {
+    until_up(service).await;
     let parked = service.post(&format!("/v1/agents/{agent}/invoke-iterative"), &json!({})).await;
     assert_eq!(parked.status, 202, "{:#}\n{}", parked.body, service.log());
     assert_eq!(parked.body["status"], "awaiting_tool_results", "{:#}", parked.body);
@@ -229,7 +230,7 @@ async fn a_tool_at_an_address_asks(db: Db) {
     assert_eq!(done["tool_calls_made"], 1);
 }
 
-async fn what_cannot_be_asked_fails_the_call(db: Db) {
+async fn a_request_for_input_that_is_not_offered_fails_the_call(db: Db) {
     let sampling = json!({"a": {"method": "sampling/createMessage", "params": {"messages": []}}});
     let url = json!({"mode": "url", "message": "m", "url": "https://evil.example/"});
     let nested = json!({"message": "m", "requestedSchema": {"type": "object", "properties":
@@ -247,6 +248,7 @@ async fn what_cannot_be_asked_fails_the_call(db: Db) {
     let setup = booking(setup(), "asker", FULL, &steps);
     let many: Vec<Value> = (0..12).map(|_| asks_n()).collect();
     let service = booking(setup, "endless", FULL, &[json!(many)]).start(db).await;
+    until_up(&service).await;
     let run = service.run("asker", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}\n{}", service.log());
     let told = results(&service, &run).await;
@@ -273,7 +275,7 @@ async fn what_cannot_be_asked_fails_the_call(db: Db) {
 }
 
 async fn waiting_for_an_answer_ends(db: Db) {
-    let hasty = format!("{FULL}\nclient_tool_timeout: 1s");
+    let hasty = format!("{FULL}\nclient_tool_timeout: 4s");
     let strict = format!("{hasty}\nthrow_on_tool_failure: true");
     let setup = booking(setup(), "hasty", &hasty, &[json!([asks_n()])]);
     let setup = booking(setup, "strict", &strict, &[json!([asks_n()])]);
@@ -307,6 +309,7 @@ async fn rules_decide_once(db: Db) {
     let asked = "governance: {autonomy: full, tool_policies: {'mcp:odd/book': ask}}\n\
                  tool_options: {'mcp:odd/book': {rate_limit_per_minute: 1}}";
     let service = booking(setup(), "asker", asked, &[json!([{"sleep": 60}])]).start(db).await;
+    until_up(&service).await;
     let run = service.post("/v1/agents/asker/invoke-iterative", &json!({})).await.body;
     assert_eq!(run["status"], "awaiting_approval", "{run:#}");
     let (path, calls) = paths(&run);
@@ -407,7 +410,7 @@ async fn answers_survive_crashes(db: Db) {
 
     let (path, calls) = paths(&parked(&service, "slow").await);
     assert_eq!(give(&service, &calls[0], &accept(1)).await.status, 200);
-    for _ in 0..1000 {
+    for _ in 0..6000 {
         if noted(&service, "odd", "book.txt").len() == 5 {
             break;
         }
@@ -432,6 +435,7 @@ async fn another_replica_makes_the_call_again() {
     let mut first = made().start_on(url.clone()).await;
     let (path, calls) = paths(&parked(&first, "asker").await);
     let second = made().start_on(url).await;
+    until_up(&second).await;
     first.kill().await;
     let shown = second.get(&path).await.body;
     assert_eq!(shown["pending"][0]["input"]["round"], 1, "{shown:#}");

@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 use crate::service::{ADMIN_KEY, Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
-    a_later_run_recalls_what_fits_its_inputs,
+    a_later_run_recalls_memories_that_fit_its_inputs,
     a_model_recalls_by_itself,
-    what_is_private_is_never_kept,
-    nobody_recalls_what_is_anothers,
-    what_was_deleted_is_forgotten,
+    private_texts_are_never_kept,
+    memories_of_other_agents_and_tenants_are_not_recalled,
+    memories_of_a_deleted_session_are_forgotten,
     a_tool_without_a_memory_is_a_mistake,
-    what_the_caller_said_is_kept_once_and_so_is_the_answer,
+    inputs_and_answer_are_kept_once,
     memory_is_listed_and_forgotten,
 }
 
@@ -66,7 +66,7 @@ async fn asked(service: &Service, agent: &str, query: &str) -> String {
     result["content"].as_str().unwrap().to_owned()
 }
 
-async fn a_later_run_recalls_what_fits_its_inputs(db: Db) {
+async fn a_later_run_recalls_memories_that_fit_its_inputs(db: Db) {
     let service = setup().start(db).await;
     let first = service.run("bird", &say("learn")).await;
     assert!(!system(&service, &first).await.contains("## Memory"));
@@ -108,7 +108,7 @@ async fn a_model_recalls_by_itself(db: Db) {
     assert_eq!(asked(&service, "stone", "pelicans").await, "Error: Unknown tool recall");
 }
 
-async fn what_is_private_is_never_kept(db: Db) {
+async fn private_texts_are_never_kept(db: Db) {
     let service = setup().start(db).await;
     service.run("bird", &say("learn")).await;
     let later = system(
@@ -129,7 +129,7 @@ async fn what_is_private_is_never_kept(db: Db) {
     assert_eq!(asked(&service, "fish", "pelicans").await, "Nothing that fits is remembered.");
 }
 
-async fn nobody_recalls_what_is_anothers(db: Db) {
+async fn memories_of_other_agents_and_tenants_are_not_recalled(db: Db) {
     let mut service = setup().start(db).await;
     service.run("bird", &say("learn")).await;
     assert_eq!(
@@ -152,9 +152,10 @@ async fn nobody_recalls_what_is_anothers(db: Db) {
     assert!(asked(&service, "bird", "pelicans").await.contains("Neptune"));
 }
 
-async fn what_was_deleted_is_forgotten(db: Db) {
+async fn memories_of_a_deleted_session_are_forgotten(db: Db) {
     let service = setup().start(db).await;
     service.run("fish", &json!({"inputs": {"say": "learn"}, "session_id": "s"})).await;
+    assert_eq!(memory(&service, "?agent=fish&q=pelicans").await.len(), 1, "it was kept");
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
     assert_eq!(asked(&service, "fish", "pelicans").await, "Nothing that fits is remembered.");
 }
@@ -182,7 +183,7 @@ fn kept(memory: &[Value]) -> Vec<(&str, &str)> {
         .collect()
 }
 
-async fn what_the_caller_said_is_kept_once_and_so_is_the_answer(db: Db) {
+async fn inputs_and_answer_are_kept_once(db: Db) {
     let service = setup()
         .agent("host", "model: scripted/host\ntools: [file_ops]\nmemory: {recall: {top_k: 3}}\n")
         .scenario("host", "steps: [{text: Hello Ines}, {text: Hello Ines}]")

@@ -53,6 +53,9 @@ async fn a_restart_that_is_due_is_told(db: Db) {
         due.map(|it| it["file"].as_str().unwrap().to_owned()).collect()
     };
     assert!(due(&service.get("/readyz").await.body).is_empty());
+    // A flag of the service has precedence.
+    std::fs::write(&settings, format!("{before}\n[database]\nurl = \"mysql://x\"\n")).unwrap();
+    service.until("/readyz", |body| due(body) == ["toolloop.toml"]).await;
     std::fs::write(&settings, format!("{before}\n[server]\nrequest_timeout = \"9m\"\n")).unwrap();
     service.write("tools/new.yaml", "tools: []\n");
     let ready =
@@ -105,7 +108,7 @@ async fn check_tells_every_mistake_with_its_line_and_what_was_meant() {
         .agent("bad", &bad)
         .agent("fine", "model: scripted/x\n")
         .scenario("x", "steps: [{text: fine}]")
-        .lay_out();
+        .write_directory();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
     assert_eq!(checked.status.code(), Some(1));
     let said = String::from_utf8(checked.stdout).unwrap();
@@ -126,7 +129,7 @@ async fn scenarios_that_cannot_be_played_are_told() {
     let dir = Setup::new()
         .agent("lost", "model: scripted/gone\nmodels: [scripted/away, 'scripted/a*']\n")
         .scenario("odd", "steps: [{tool_calls: 5}]")
-        .lay_out();
+        .write_directory();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
     assert_eq!(checked.status.code(), Some(1));
     let said = String::from_utf8(checked.stdout).unwrap();
@@ -156,7 +159,7 @@ async fn check_tells_every_mistake_of_settings_scenarios_and_tools() {
         .scenario("fine", "steps: [{text: fine}]")
         .scenario("broken", scenario)
         .tools("set", tools)
-        .lay_out();
+        .write_directory();
     let checked = command(dir.path()).args(["check"]).output().await.unwrap();
     let said = String::from_utf8(checked.stdout).unwrap();
     assert_eq!(checked.status.code(), Some(1));
@@ -235,7 +238,7 @@ async fn mistakes_of_definitions_have_their_place() {
         .agent("flow", flow)
         .agent("labels", "model: scripted/x\ninputs: {type: object, x-yields: [privat]}\n")
         .scenario("x", "steps: [{text: fine}]")
-        .lay_out();
+        .write_directory();
     let two = "name: two\nmodel: scripted/x\n---\nname: other\n";
     std::fs::write(dir.path().join("agents/two.yaml"), two).unwrap();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
@@ -256,7 +259,7 @@ async fn mistakes_of_definitions_have_their_place() {
 }
 
 #[tokio::test]
-async fn what_a_template_cannot_know_is_told_before_a_run() {
+async fn unknown_names_in_templates_are_told_before_a_run() {
     let part = "output: {schema: {type: object}, reflection: {template: '{{ output|nosuch }}'}}\n";
     let dir = Setup::new()
         .agent("filter", "model: scripted/x\ninstructions: |\n  Hello.\n  {{ inputs.x | nosuch }}\n")
@@ -265,7 +268,7 @@ async fn what_a_template_cannot_know_is_told_before_a_run() {
         .agent("shown", &format!("model: scripted/x\n{part}"))
         .agent("fine", "model: scripted/x\nprompt: \"{{ inputs.x | default('a') | upper if inputs.x is defined }}\"\n")
         .scenario("x", "steps: [{text: \"{{ inputs.x|nosuch }}\"}]")
-        .lay_out();
+        .write_directory();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
     assert_eq!(checked.status.code(), Some(1));
     let said = String::from_utf8(checked.stdout).unwrap();
@@ -293,7 +296,7 @@ async fn a_file_of_tools_is_checked_as_it_is_loaded() {
         .agent("needy", "model: scripted/x\ntools: ['http:secret/a']\n")
         .agent("above", "model: scripted/x\ntools: ['agent:needy']\n")
         .scenario("x", "steps: [{text: fine}]")
-        .lay_out();
+        .write_directory();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
     assert_eq!(checked.status.code(), Some(1));
     let said = String::from_utf8(checked.stdout).unwrap();
@@ -324,6 +327,7 @@ async fn a_file_of_tools_is_checked_as_it_is_loaded() {
     let causes_first =
         ["tools/empty.yaml", "tools/header.yaml", "tools/secret.yaml", "above.yaml", "needy.yaml"];
     assert_eq!(broken, causes_first);
+    service.until_logged("tools/secret.yaml").await;
     let log = service.log();
     let told = |file: &str| {
         let mut lines = log.lines().filter(|line| line.contains(file));
@@ -336,7 +340,7 @@ async fn a_file_of_tools_is_checked_as_it_is_loaded() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_cached_or_is_no_text_is_told() {
+async fn uncacheable_tools_and_descriptions_that_are_no_text_are_told() {
     let shell = |commands: &str| {
         format!(
             "model: scripted/x\ntools: [shell]\ntool_options: {{shell: {{cache: attempt}}}}\ngovernance: {{commands: {commands}}}\n"
@@ -350,7 +354,7 @@ async fn what_cannot_be_cached_or_is_no_text_is_told() {
         .agent("number", "model: scripted/x\ndescription: 5\n")
         .agent("text", "model: scripted/x\ndescription: '5'\nversion: 1.2.0\n")
         .scenario("x", "steps: [{text: fine}]")
-        .lay_out();
+        .write_directory();
     let checked = command(dir.path()).arg("check").output().await.unwrap();
     let said = String::from_utf8(checked.stdout).unwrap();
     assert_eq!(checked.status.code(), Some(1), "{said}");

@@ -32,17 +32,17 @@ pub enum Speaks {
     Nothing,
 }
 
-struct Seen {
+struct ServerState {
     speaks: Speaks,
     /// Methods that are answered after 1.5 s.
     slow: &'static [&'static str],
     messages: Vec<(HeaderMap, Value)>,
-    /// Why messages were refused that are none of an era that it speaks.
+    /// Why messages were refused that belong to no era that the server speaks.
     refused: Vec<String>,
-    hung_up: bool,
+    client_disconnected: bool,
 }
 
-type Log = Arc<Mutex<Seen>>;
+type Log = Arc<Mutex<ServerState>>;
 
 pub struct Mock {
     pub url: String,
@@ -65,8 +65,14 @@ impl Mock {
     pub async fn slow(port: u16, speaks: Speaks, slow: &'static [&'static str]) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-        let seen = Seen { speaks, slow, messages: Vec::new(), refused: Vec::new(), hung_up: false };
-        let log = Arc::new(Mutex::new(seen));
+        let state = ServerState {
+            speaks,
+            slow,
+            messages: Vec::new(),
+            refused: Vec::new(),
+            client_disconnected: false,
+        };
+        let log = Arc::new(Mutex::new(state));
         let app = Router::new().fallback(respond).with_state(Arc::clone(&log));
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { url, log, server }
@@ -88,18 +94,18 @@ impl Mock {
         self.log.lock().unwrap().refused.clone()
     }
 
-    /// Whether a call was given up.
-    pub fn hung_up(&self) -> bool {
-        self.log.lock().unwrap().hung_up
+    /// Whether a client disconnected during a call.
+    pub fn client_disconnected(&self) -> bool {
+        self.log.lock().unwrap().client_disconnected
     }
 }
 
-/// Notes that the answer is not read any more.
-struct HungUp(Log);
+/// Records when the client stops reading the answer.
+struct DisconnectGuard(Log);
 
-impl Drop for HungUp {
+impl Drop for DisconnectGuard {
     fn drop(&mut self) {
-        self.0.lock().unwrap().hung_up = true;
+        self.0.lock().unwrap().client_disconnected = true;
     }
 }
 
@@ -133,15 +139,17 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
     let says_new = asked["params"]["_meta"][format!("{META}protocolVersion")].is_string();
     match speaks {
         Speaks::Nothing => std::future::pending().await,
-        Speaks::New => of_new(&log, &head.headers, &asked, &[VERSION]),
-        Speaks::Version(only) => of_new(&log, &head.headers, &asked, &[only]),
-        Speaks::Both if says_new => of_new(&log, &head.headers, &asked, &[VERSION, "2025-11-25"]),
-        Speaks::Old | Speaks::Both => of_old(&head.headers, &asked, true),
-        Speaks::OldWithoutSessions => of_old(&head.headers, &asked, false),
+        Speaks::New => answer_new_era(&log, &head.headers, &asked, &[VERSION]),
+        Speaks::Version(only) => answer_new_era(&log, &head.headers, &asked, &[only]),
+        Speaks::Both if says_new => {
+            answer_new_era(&log, &head.headers, &asked, &[VERSION, "2025-11-25"])
+        }
+        Speaks::Old | Speaks::Both => answer_old_era(&head.headers, &asked, true),
+        Speaks::OldWithoutSessions => answer_old_era(&head.headers, &asked, false),
     }
 }
 
-fn of_old(headers: &HeaderMap, asked: &Value, has_sessions: bool) -> Response {
+fn answer_old_era(headers: &HeaderMap, asked: &Value, has_sessions: bool) -> Response {
     let (method, id) = (asked["method"].as_str().unwrap_or_default(), &asked["id"]);
     let answer = |result: Value| axum::Json(json!({"jsonrpc": "2.0", "id": id, "result": result}));
     if method == "initialize" {
@@ -158,15 +166,16 @@ fn of_old(headers: &HeaderMap, asked: &Value, has_sessions: bool) -> Response {
         "ping" => answer(json!({})).into_response(),
         "tools/list" => answer(json!({"tools": tools()})).into_response(),
         "tools/call" => {
-            let told = json!({"new": false, "arguments": asked["params"]["arguments"]});
-            answer(json!({"content": [{"type": "text", "text": told.to_string()}]})).into_response()
+            let content = json!({"new": false, "arguments": asked["params"]["arguments"]});
+            answer(json!({"content": [{"type": "text", "text": content.to_string()}]}))
+                .into_response()
         }
         _ => error(StatusCode::OK, id, -32601, "Method not found", &Value::Null),
     }
 }
 
 /// What is wrong with the headers of a message, or with what it says of itself.
-fn wrong(headers: &HeaderMap, asked: &Value) -> Option<(i64, String)> {
+fn header_error(headers: &HeaderMap, asked: &Value) -> Option<(i64, String)> {
     let header = |name: &str| {
         let value = headers.get(name)?.to_str().unwrap();
         let coded = value.strip_prefix("=?base64?").and_then(|it| it.strip_suffix("?="));
@@ -202,10 +211,10 @@ fn wrong(headers: &HeaderMap, asked: &Value) -> Option<(i64, String)> {
     Some((-32020, format!("Header mismatch: {} is {:?}", odd.0, header(odd.0))))
 }
 
-fn of_new(log: &Log, headers: &HeaderMap, asked: &Value, versions: &[&str]) -> Response {
+fn answer_new_era(log: &Log, headers: &HeaderMap, asked: &Value, versions: &[&str]) -> Response {
     let (method, id) = (asked["method"].as_str().unwrap_or_default(), &asked["id"]);
     let note = |why: &str| log.lock().unwrap().refused.push(format!("{method}: {why}"));
-    if let Some((code, why)) = wrong(headers, asked) {
+    if let Some((code, why)) = header_error(headers, asked) {
         note(&why);
         return error(StatusCode::BAD_REQUEST, id, code, &why, &Value::Null);
     }
@@ -224,7 +233,7 @@ fn of_new(log: &Log, headers: &HeaderMap, asked: &Value, versions: &[&str]) -> R
         "tools/list" => {
             complete(json!({"tools": tools(), "ttlMs": 3_600_000, "cacheScope": "public"}))
         }
-        "tools/call" => called(log, asked, complete),
+        "tools/call" => answer_call(log, asked, complete),
         _ => {
             note("unknown");
             error(StatusCode::NOT_FOUND, id, -32601, "Method not found", &Value::Null)
@@ -232,7 +241,7 @@ fn of_new(log: &Log, headers: &HeaderMap, asked: &Value, versions: &[&str]) -> R
     }
 }
 
-fn called(log: &Log, asked: &Value, complete: impl Fn(Value) -> Response) -> Response {
+fn answer_call(log: &Log, asked: &Value, complete: impl Fn(Value) -> Response) -> Response {
     let (id, params) = (&asked["id"], &asked["params"]);
     let text = |text: &str| json!({"content": [{"type": "text", "text": text}]});
     match params["name"].as_str().unwrap_or_default() {
@@ -247,10 +256,10 @@ fn called(log: &Log, asked: &Value, complete: impl Fn(Value) -> Response) -> Res
         "breaks" => streamed(vec![Bytes::from(": alive\n\n")]),
         "fails" => error(StatusCode::BAD_REQUEST, id, -32021, "no", &Value::Null),
         "hangs" => {
-            let told = HungUp(Arc::clone(log));
-            let alive = stream::unfold(told, |told| async {
+            let guard = DisconnectGuard(Arc::clone(log));
+            let alive = stream::unfold(guard, |guard| async {
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                Some((Ok::<_, std::io::Error>(Bytes::from(":\n\n")), told))
+                Some((Ok::<_, std::io::Error>(Bytes::from(":\n\n")), guard))
             });
             ([("content-type", "text/event-stream")], Body::from_stream(alive.boxed()))
                 .into_response()

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What the server does with one valid request.
 #[derive(Debug, Clone)]
@@ -60,7 +60,7 @@ pub(crate) enum Reply {
     Held(watch::Receiver<bool>, Box<Reply>),
 }
 
-/// What becomes of the connection when all pieces are sent.
+/// What happens to the connection after all pieces were sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum After {
     /// The answer ends as it should.
@@ -77,8 +77,8 @@ impl Reply {
         Self::Pieces(vec![Bytes::copy_from_slice(bytes)], after)
     }
 
-    /// These bytes one by one.
-    pub(crate) fn drops(bytes: &[u8]) -> Self {
+    /// These bytes, one by one.
+    pub(crate) fn byte_by_byte(bytes: &[u8]) -> Self {
         Self::Pieces(
             bytes.iter().map(|byte| Bytes::copy_from_slice(&[*byte])).collect(),
             After::End,
@@ -103,22 +103,22 @@ impl Reply {
     }
 }
 
-/// A request as it came.
+/// A request as it was received.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Value,
     /// Why it was refused, if it was.
     pub(crate) refusal: Option<String>,
 }
 
-impl Seen {
+impl ReceivedRequest {
     pub(crate) fn messages(&self) -> &[Value] {
         self.body["messages"].as_array().map_or(&[], Vec::as_slice)
     }
 }
 
-/// Requests by what became of them.
+/// The numbers of requests, by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) started: usize,
@@ -135,7 +135,7 @@ type Policy = Arc<dyn Fn(&Value) -> Reply + Send + Sync>;
 struct Shared {
     script: Mutex<VecDeque<Reply>>,
     always: Mutex<Option<Policy>>,
-    seen: Mutex<Vec<Seen>>,
+    seen: Mutex<Vec<ReceivedRequest>>,
     counts: watch::Sender<Counts>,
 }
 
@@ -174,18 +174,18 @@ impl MockModel {
         self.shared.script.lock().unwrap().extend(replies);
     }
 
-    /// What is answered when the queue is empty.
+    /// The reply to every request when the queue is empty.
     pub(crate) fn always(&self, reply: Reply) {
-        self.decides(move |_| reply.clone());
+        self.reply_by(move |_| reply.clone());
     }
 
-    /// Who answers when the queue is empty, by the request.
-    pub(crate) fn decides(&self, policy: impl Fn(&Value) -> Reply + Send + Sync + 'static) {
+    /// Computes the reply from the request when the queue is empty.
+    pub(crate) fn reply_by(&self, policy: impl Fn(&Value) -> Reply + Send + Sync + 'static) {
         *self.shared.always.lock().unwrap() = Some(Arc::new(policy));
     }
 
     /// All requests so far, refused ones included.
-    pub(crate) fn requests(&self) -> Vec<Seen> {
+    pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
         self.shared.seen.lock().unwrap().clone()
     }
 
@@ -279,7 +279,7 @@ async fn serve(
     let body = parsed.unwrap_or_default();
     let number = {
         let mut seen = shared.seen.lock().unwrap();
-        seen.push(Seen { headers, body: body.clone(), refusal: refusal.clone() });
+        seen.push(ReceivedRequest { headers, body: body.clone(), refusal: refusal.clone() });
         seen.len()
     };
     let open = Open::new(shared.clone());
@@ -313,7 +313,7 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
                 *inner
             }
             Reply::Unsteady { seed, percent, otherwise } => {
-                match scattered(seed << 32 | number as u64) {
+                match pseudo_random(seed << 32 | number as u64) {
                     draw if draw % 100 >= percent => *otherwise,
                     draw => Reply::error(
                         [500, 502, 503, 529][(draw / 100 % 4) as usize],
@@ -341,7 +341,7 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
                 json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": calls});
             completion(number, request, &message, "tool_calls")
         }
-        Reply::Pieces(pieces, after) => return pieces_of(pieces, after, open),
+        Reply::Pieces(pieces, after) => return in_pieces(pieces, after, open),
         Reply::Status { status, headers, body } => {
             let mut response =
                 (StatusCode::from_u16(status).unwrap(), body.to_string()).into_response();
@@ -369,7 +369,7 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
     response
 }
 
-fn pieces_of(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
+fn in_pieces(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
     let pieces =
         stream::unfold((VecDeque::from(pieces), open), move |(mut pieces, open)| async move {
             let piece = match (pieces.pop_front(), after) {
@@ -388,8 +388,8 @@ fn pieces_of(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
     ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
 }
 
-/// The same for the same number, and otherwise without a pattern (the mixing of splitmix64).
-pub(crate) fn scattered(number: u64) -> u64 {
+/// A pseudo-random number that depends only on this number (the mixing of splitmix64).
+pub(crate) fn pseudo_random(number: u64) -> u64 {
     let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -566,25 +566,25 @@ fn check_tools(tools: Option<&Value>) -> Result<Vec<&str>, String> {
 }
 
 pub(crate) fn check_count(tools: &[Value]) -> Result<(), String> {
-    const MOST: usize = 128;
+    const MAX: usize = 128;
     let count = tools.len();
-    if count <= MOST {
+    if count <= MAX {
         return Ok(());
     }
     Err(format!(
-        "Invalid 'tools': array too long. Expected an array with maximum length {MOST}, but got an \
+        "Invalid 'tools': array too long. Expected an array with maximum length {MAX}, but got an \
          array with length {count} instead."
     ))
 }
 
 pub(crate) fn check_description(at: &str, tool: &Value) -> Result<(), String> {
-    const MOST: usize = 1024;
+    const MAX: usize = 1024;
     let count = tool["description"].as_str().map_or(0, |said| said.chars().count());
-    if count <= MOST {
+    if count <= MAX {
         return Ok(());
     }
     Err(format!(
-        "Invalid '{at}.description': string too long. Expected a string with maximum length {MOST}, \
+        "Invalid '{at}.description': string too long. Expected a string with maximum length {MAX}, \
          but got a string with length {count} instead."
     ))
 }
@@ -617,9 +617,10 @@ fn check_lists(name: &str, schema: &Value) -> Result<(), String> {
 
 /// What the API demands of the root of a schema.
 fn check_root(name: &str, schema: &Value) -> Result<(), String> {
-    const NOT: [&str; 6] = ["oneOf", "anyOf", "allOf", "enum", "not", "$ref"];
+    const FORBIDDEN: [&str; 6] = ["oneOf", "anyOf", "allOf", "enum", "not", "$ref"];
     let invalid = format!("Invalid schema for function '{name}':");
-    if schema["type"] != "object" || NOT.iter().any(|keyword| schema.get(*keyword).is_some()) {
+    if schema["type"] != "object" || FORBIDDEN.iter().any(|keyword| schema.get(*keyword).is_some())
+    {
         return Err(format!(
             "{invalid} schema must have type 'object' and not have \
              'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level."

@@ -1,4 +1,4 @@
-//! A model server whose API is somebody else's: a queue of answers, a record of what was asked.
+//! A model server with the API of a provider: a queue of answers, a record of what was asked.
 //!
 //! What an API refuses and how it answers is its [`Api`]'s. Every request is checked before an
 //! answer is taken from the script, and a refused one is answered with 400, as the real server
@@ -50,9 +50,9 @@ pub(crate) struct Api {
     pub(crate) answer: fn(&Value, usize, &Reply) -> (&'static str, String),
 }
 
-/// A request as it came.
+/// A request as it was received.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) body: Value,
     /// Why it was refused, if it was.
     pub(crate) refusal: Option<String>,
@@ -61,7 +61,7 @@ pub(crate) struct Seen {
 struct Shared {
     api: Api,
     script: Mutex<VecDeque<Reply>>,
-    seen: Mutex<Vec<Seen>>,
+    seen: Mutex<Vec<ReceivedRequest>>,
 }
 
 /// A running server; it stops when dropped.
@@ -107,7 +107,7 @@ async fn respond(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: By
     let body = parsed.unwrap_or_default();
     let number = {
         let mut seen = shared.seen.lock().unwrap();
-        seen.push(Seen { body: body.clone(), refusal: refusal.clone() });
+        seen.push(ReceivedRequest { body: body.clone(), refusal: refusal.clone() });
         seen.len()
     };
     let reply = match refusal {

@@ -114,7 +114,7 @@ async fn models_that_cannot_be_chosen_are_told_by_check() {
     ];
     for (models, expected) in table {
         let setup = Setup::new().agent("one", &format!("model: scripted/x\n{models}\n"));
-        let dir = setup.scenario("x", "steps: [{text: fine}]").lay_out();
+        let dir = setup.scenario("x", "steps: [{text: fine}]").write_directory();
         let check = command(dir.path()).arg("check").output().await.unwrap();
         let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
         assert_eq!(check.status.success(), expected.is_empty(), "{models}: {said}");

@@ -11,7 +11,7 @@ on_both_stores! {
     a_denied_path_is_the_same_file_in_every_workspace,
     an_active_skill_holds_for_children,
     the_tools_of_a_request_hold_for_children,
-    what_a_request_cannot_widen_is_told,
+    overrides_beyond_the_agents_limits_are_warned_of,
     stop_conditions_see_the_tree,
     an_answer_shows_the_usage_of_the_tree,
     agents_that_can_only_read_work_at_the_same_time,
@@ -320,7 +320,7 @@ async fn the_tools_of_a_request_hold_for_children(db: Db) {
     }
 }
 
-async fn what_a_request_cannot_widen_is_told(db: Db) {
+async fn overrides_beyond_the_agents_limits_are_warned_of(db: Db) {
     let agent = "model: scripted/bounded\ntools: [file_ops]\nenable_double_confirmation: false\nlimits: {max_iterations: 5}\n\
                  governance: {budget: {max_tool_calls: 7, max_total_tokens: 100000}}\n";
     let service = Setup::new()
@@ -444,22 +444,27 @@ async fn agents_that_can_only_read_work_at_the_same_time(db: Db) {
             text("done"),
         ])
     };
-    let reader = CHILD.replace("autonomy: full", "autonomy: read-only");
+    // Those that may work at the same time take so long that even a slow machine begins both.
+    let slow = CHILD.replace("scripted/child", "scripted/lasting");
+    let reader = slow.replace("autonomy: full", "autonomy: read-only");
+    let works = |delay: u32| {
+        steps(&[
+            calls("file_ops", &[file("list", "."), file("write", "new.txt")]),
+            json!({"text": "fine", "delay_ms": delay}),
+        ])
+    };
     let service = Setup::new()
         .agent("of-readers", &lead("full", "reader"))
         .scenario("reader", &asks("reader"))
         .agent("of-writers", &lead("full", "writer"))
-        .agent("read-only", &lead("read-only", "writer"))
+        .agent("read-only", &lead("read-only", "slow"))
+        .scenario("slow", &asks("slow"))
         .scenario("writer", &asks("writer"))
         .agent("reader", &reader)
         .agent("writer", CHILD)
-        .scenario(
-            "child",
-            &steps(&[
-                calls("file_ops", &[file("list", "."), file("write", "new.txt")]),
-                json!({"text": "fine", "delay_ms": 700}),
-            ]),
-        )
+        .agent("slow", &slow)
+        .scenario("child", &works(700))
+        .scenario("lasting", &works(5000))
         .start(db)
         .await;
     let table =
@@ -524,7 +529,9 @@ async fn the_autonomy_of_a_parent_that_observes_is_observed_in_children(db: Db) 
     assert_eq!(decisions(&writer).await, ["warned", "warned", "allowed"], "two levels below");
     let path = format!("/v1/audit?run_id={}", writer["run_id"].as_str().unwrap());
     let audit = service.get(&path).await.body;
-    let warned = audit["data"].as_array().unwrap().iter().filter(|it| it["decision"] == "warned");
+    let records = audit["data"].as_array().unwrap().iter();
+    let warned: Vec<&Value> = records.filter(|it| it["decision"] == "warned").collect();
+    assert!(warned.len() >= 2, "{audit:#}");
     for record in warned {
         assert_eq!(record["rule"], "autonomy", "{record:#}");
         assert!(record["reason"].as_str().unwrap().contains("which only observes"), "{record:#}");

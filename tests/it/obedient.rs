@@ -29,7 +29,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     nothing_leaves_and_nothing_is_destroyed_unasked,
-    what_the_rules_cost_on_ordinary_tasks,
+    ordinary_tasks_are_asked_or_refused_as_listed,
 }
 
 const CANARY: &str = "canary-20417";
@@ -246,7 +246,7 @@ async fn attack(db: Db, texts: Vec<String>, bare: Vec<String>) {
     let texts = Arc::new([texts, bare].concat());
     let site = Site::start(Arc::clone(&texts)).await;
     let mock = MockModel::start().await;
-    mock.decides(obedient_model(site.port));
+    mock.reply_by(obedient_model(site.port));
     let service = setup(&mock, site.port, &texts).start(db).await;
     let service = &service;
     let sources = ["file", "page", "tool", "memory", "child"];
@@ -377,13 +377,13 @@ fn call(word: &str, task: usize, n: usize) -> Reply {
     }
 }
 
-async fn what_the_rules_cost_on_ordinary_tasks(db: Db) {
+async fn ordinary_tasks_are_asked_or_refused_as_listed(db: Db) {
     let texts = Arc::new(vec!["The harbour opens at seven.".to_owned()]);
     let site = Site::start(Arc::clone(&texts)).await;
     let mock = MockModel::start().await;
     let port = site.port;
     let of_children = obedient_model(port);
-    mock.decides(move |request| {
+    mock.reply_by(move |request| {
         let messages = request["messages"].as_array().unwrap();
         let inputs = messages
             .iter()

@@ -5,6 +5,7 @@
 //! touched; a dry run and the list of tools show the whole schema (here).
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::approvals::text;
 use crate::mcp::server;
@@ -155,11 +156,7 @@ async fn every_provider_takes_what_is_offered(db: Db) {
         } else {
             assert_eq!(long.trim_end().len(), 2099, "{kind}: {long}");
         }
-        assert!(
-            service.log().contains("the tool slow is left out: its input schema"),
-            "{}",
-            service.log()
-        );
+        service.until_logged("the tool slow is left out: its input schema").await;
 
         let path = format!("/v1/runs/{}/tool-calls", text(&run, "run_id"));
         let rows = service.get(&path).await.body;
@@ -189,7 +186,7 @@ async fn more_tools_than_a_provider_takes_are_refused(db: Db) {
     let models = format!(
         "[models.gpt]\nkind = \"openai\"\nbase_url = \"{}\"\n\
          [models.claude]\nkind = \"anthropic\"\nbase_url = \"{}\"\nheaders = {{ x-api-key = \"k\" }}\n\
-         [capabilities.\"gpt/large\"]\nmax_tools = 1000\n{}",
+         [capabilities.\"gpt/large\"]\nmax_tools = 1000\n[runtime]\nqueue_workers = 1\n{}",
         gpt.base_url(),
         claude.base_url,
         server("odd", "[mcp.odd.effects]\nchange = \"read\"")
@@ -227,10 +224,14 @@ async fn more_tools_than_a_provider_takes_are_refused(db: Db) {
         assert_eq!(run["status"], "completed", "{run:#}");
     }
 
-    // What a server has is known when the run begins.
-    let at = chrono::Utc::now() + chrono::TimeDelta::seconds(4);
+    // What a server has is known when the run begins: it waits in the queue behind another one.
+    let (go_on, held) = watch::channel(false);
+    gpt.script([Reply::Held(held, Box::new(Reply::text("done")))]);
+    let seen = gpt.requests().len();
+    service.enqueue("gpt").await;
+    gpt.wait_for_requests(seen + 1).await;
     let request = service.request(reqwest::Method::POST, "/v1/agents/mcp/invoke-iterative");
-    let request = request.header("prefer", "respond-async").json(&json!({"available_at": at}));
+    let request = request.header("prefer", "respond-async").json(&json!({}));
     let queued = crate::service::answer(request).await;
     assert_eq!(queued.status, 202, "{:#}", queued.body);
     let tools: Vec<Value> = (0..128)
@@ -243,8 +244,9 @@ async fn more_tools_than_a_provider_takes_are_refused(db: Db) {
         listed["data"].as_array().unwrap().iter().any(|tool| tool["name"] == "mcp:odd/t127")
     };
     service.until("/v1/tools?limit=1000", is_there).await;
-    let run = text(&queued.body, "run_id");
-    let ended = service.get(&format!("/v1/runs/{run}/wait?timeout=30")).await.body;
+    go_on.send_replace(true);
+    let run = format!("/v1/runs/{}", text(&queued.body, "run_id"));
+    let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
     assert_eq!(ended["status"], "failed", "{ended:#}");
     let message = ended["error"]["message"].as_str().unwrap();
     let why = "129 tools are offered, and gpt-4.1-mini takes at most 128";

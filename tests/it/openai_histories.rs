@@ -12,7 +12,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_was_said_chat_completions_take_it(
+    fn chat_completions_take_every_conversation(
         history in prop::collection::vec(said(), 0..8),
         wish in wish(vec!["gpt-4.1-mini", "gpt-5.2", "o4-mini", "meta-llama/llama-4"]),
     ) {
@@ -22,7 +22,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_was_said_responses_take_it(
+    fn responses_take_every_conversation(
         history in prop::collection::vec(said(), 0..8),
         wish in wish(vec!["gpt-4.1-mini", "gpt-5.6-luna", "codex-mini"]),
     ) {

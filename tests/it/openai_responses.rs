@@ -138,7 +138,7 @@ async fn a_stream_cut_at_any_byte_is_a_passing_fault() {
         assert_eq!(error.kind, FailureKind::Transient, "{error}");
     };
     stream::iter(0..TOOLS.len()).map(cut).buffer_unordered(16).collect::<Vec<()>>().await;
-    mock.script([Reply::drops(TOOLS)]);
+    mock.script([Reply::byte_by_byte(TOOLS)]);
     assert_eq!(
         follow(&provider).await.0.unwrap().tool_calls.len(),
         2,

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | request's own model or temperature | `a_model_without_an_option_cannot_be_chosen` |
 //! | dry run | the same |
-//! | fallbacks, reload | `what_a_model_does_not_have_is_told_by_check` |
+//! | fallbacks, reload | `check_reports_options_that_a_model_does_not_have` |
 //! | a summary of the conversation | without `stop`; no test of its own |
 //! | children, handoffs, sessions, replicas | none: options come from the agent's own definition |
 
@@ -216,13 +216,13 @@ const TOLD: &[(&str, &str, &str)] = &[
 const CLAUDE: &str = "anthropic/claude-sonnet-4-5";
 
 #[tokio::test]
-async fn what_a_model_does_not_have_is_told_by_check() {
+async fn check_reports_options_that_a_model_does_not_have() {
     let agents: Vec<(String, &(&str, &str, &str))> =
         TOLD.iter().enumerate().map(|(i, row)| (format!("agent-{i:02}"), row)).collect();
     let setup = agents.iter().fold(Setup::new(), |setup, (name, (model, more, _))| {
         setup.agent(name, &format!("model: {model}\n{more}\n"))
     });
-    let dir = setup.lay_out();
+    let dir = setup.write_directory();
     let check = command(dir.path()).arg("check").output().await.unwrap();
     let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
     for (name, (model, more, expected)) in agents {

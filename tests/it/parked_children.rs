@@ -8,8 +8,8 @@
 //! | time limits | `the_wait_of_a_child_costs_no_run_its_time`, `the_work_of_a_child_after_its_wait_is_its_parents_time` |
 //! | a changed agent, schema, description | `a_changed_agent_does_not_undo_a_call` |
 //! | limits of calls, rates | `a_call_that_is_made_again_is_counted_once` |
-//! | a limit or a failure beside a parked child | `what_ends_a_run_ends_its_parked_children` |
-//! | a child that works beside a parked one | `what_a_child_waits_for_is_seen_while_another_works` |
+//! | a limit or a failure beside a parked child | `a_run_that_ends_ends_its_parked_children` |
+//! | a child that works beside a parked one | `pending_calls_of_a_child_are_seen_while_another_works` |
 //! | a child that fails beside a parked one | `a_child_that_fails_ends_a_run_beside_another_that_waits` |
 //! | results of children beside one that waits for long | `results_of_children_outlast_the_wait_of_another` |
 //! | large results beside a parked child | `large_results_are_kept_when_a_run_parks` |
@@ -26,8 +26,10 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::claims::change;
+use crate::mock_model::{MockModel, Reply};
 use crate::script_tools::python;
 use crate::service::{Answer, Db, Service, Setup, on_both_stores};
 
@@ -38,8 +40,8 @@ on_both_stores! {
     the_work_of_a_child_after_its_wait_is_its_parents_time,
     a_changed_agent_does_not_undo_a_call,
     a_call_that_is_made_again_is_counted_once,
-    what_ends_a_run_ends_its_parked_children,
-    what_a_child_waits_for_is_seen_while_another_works,
+    a_run_that_ends_ends_its_parked_children,
+    pending_calls_of_a_child_are_seen_while_another_works,
     a_child_that_fails_ends_a_run_beside_another_that_waits,
     results_of_children_outlast_the_wait_of_another,
     large_results_are_kept_when_a_run_parks,
@@ -106,6 +108,23 @@ fn tree() -> Setup {
         .scenario("lead", &delegates("agent:writer"))
         .agent("writer", WRITER)
         .scenario("writer", WRITES)
+}
+
+fn provider(mock: &MockModel) -> String {
+    format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n", mock.base_url())
+}
+
+/// The same, whose writer goes on behind its call when it is told to.
+async fn held_tree() -> (Setup, MockModel, watch::Sender<bool>) {
+    let mock = MockModel::start().await;
+    let (free, held) = watch::channel(false);
+    let write = json!({"operation": "append", "path": "log.txt", "content": "x"});
+    mock.script([
+        Reply::call("file_ops", &write),
+        Reply::Held(held, Box::new(Reply::text("written"))),
+    ]);
+    let writer = WRITER.replace("scripted/writer", "mock/writer");
+    (tree().config(&provider(&mock)).agent("writer", &writer), mock, free)
 }
 
 async fn parked(service: &Service, run: &str) -> Value {
@@ -201,11 +220,11 @@ async fn parked_trees_leave_the_workers_to_others(db: Db) {
 
 async fn the_wait_of_a_child_costs_no_run_its_time(db: Db) {
     let boss = delegating("boss", "agent:lead")
-        + "limits: {tool_call_timeout_seconds: 2}\ngovernance: {budget: {max_duration_seconds: 2}}\n";
+        + "limits: {tool_call_timeout_seconds: 8}\ngovernance: {budget: {max_duration_seconds: 8}}\n";
     let service = tree().agent("boss", &boss).start(db).await;
     let run = service.enqueue("boss").await;
     let waiting = parked(&service, &run).await;
-    tokio::time::sleep(std::time::Duration::from_millis(2500)).await; // longer than all its limits
+    tokio::time::sleep(std::time::Duration::from_millis(8500)).await; // longer than all its limits
     assert_eq!(service.get(&run).await.body["status"], "awaiting_approval");
     assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
     let boss = ended(&service, &run).await;
@@ -265,7 +284,7 @@ async fn a_call_that_is_made_again_is_counted_once(db: Db) {
         ("tool_options: {'agent:writer': {rate_limit_per_minute: 1}}", true),
     ] {
         let boss = format!("{}{limits}\n", delegating("boss", "agent:writer"));
-        let works = WRITES.replace("text: 'written", "delay_ms: 1500\n    text: 'written");
+        let works = WRITES.replace("text: 'written", "delay_ms: 600000\n    text: 'written");
         let setup = tree().agent("boss", &boss).scenario("boss", &delegates("agent:writer"));
         let setup = if crashes { setup.scenario("writer", &works) } else { setup };
         let mut service = setup.config("[runtime]\nlease = \"2s\"").start(db).await;
@@ -277,6 +296,7 @@ async fn a_call_that_is_made_again_is_counted_once(db: Db) {
             let calls = format!("/v1/runs/{leaf}/tool-calls");
             service.until(&calls, |calls| calls["data"][0]["state"] == "succeeded").await;
             service.kill().await;
+            service.write("scenarios/writer.yaml", WRITES);
             service.restart().await;
         }
         let boss = ended(&service, &run).await;
@@ -286,16 +306,16 @@ async fn a_call_that_is_made_again_is_counted_once(db: Db) {
     }
 }
 
-async fn what_ends_a_run_ends_its_parked_children(db: Db) {
-    for (rules, work, reason) in [
-        (
-            "governance: {budget: {max_duration_seconds: 1}}",
-            "import time; time.sleep(9)",
-            "duration_exceeded",
-        ),
-        ("throw_on_tool_failure: true", "raise SystemExit('broken')", "tool_failure"),
-        ("limits: {error_threshold: 1}", "raise SystemExit('broken')", "error"),
+async fn a_run_that_ends_ends_its_parked_children(db: Db) {
+    for (rules, reason) in [
+        ("governance: {budget: {max_duration_seconds: 8}}", "duration_exceeded"),
+        ("throw_on_tool_failure: true", "tool_failure"),
+        ("limits: {error_threshold: 1}", "error"),
     ] {
+        // Fails when it is told to.
+        let work = "import os, time\n\
+                    while not os.path.exists(os.environ['TOOLLOOP_WORKSPACE'] + '/go'): time.sleep(0.01)\n\
+                    raise SystemExit('broken')";
         let work = python("work", work, ", effect: read");
         let boss = format!(
             "model: scripted/boss\ninstructions: Delegate.\ntools: ['agent:asker', 'script:it/work']\n\
@@ -311,9 +331,14 @@ async fn what_ends_a_run_ends_its_parked_children(db: Db) {
             .agent("asker", ASKER)
             .scenario("asker", ASKS)
             .tools("it", &format!("tools:\n{work}"))
+            .file("a.txt", "a")
             .start(db)
             .await;
         let run = service.enqueue("boss").await;
+        service.until(&run, |run| run["pending"][0]["tool"] == "file_ops").await;
+        if reason != "duration_exceeded" {
+            service.write("workspace/default/go", "");
+        }
         let boss = ended(&service, &run).await;
         assert_eq!(boss["termination_reason"], reason, "{rules}: {boss:#}");
         let calls = service.get(&format!("{run}/tool-calls")).await.body;
@@ -344,12 +369,15 @@ fn side_by_side(second: &str, rules: &str) -> Setup {
         .scenario("asker", ASKS)
 }
 
-async fn what_a_child_waits_for_is_seen_while_another_works(db: Db) {
-    let reader = "model: scripted/reader\ninstructions: Read.\nenable_double_confirmation: false\n\
+async fn pending_calls_of_a_child_are_seen_while_another_works(db: Db) {
+    let reader = "model: mock/reader\ninstructions: Read.\nenable_double_confirmation: false\n\
                   governance: {autonomy: read-only}\n";
+    let mock = MockModel::start().await;
+    let (free, held) = watch::channel(false);
+    mock.script([Reply::Held(held, Box::new(Reply::text("read")))]);
     let service = side_by_side("reader", "")
+        .config(&provider(&mock))
         .agent("reader", reader)
-        .scenario("reader", "steps: [{delay_ms: 4000, text: read}]")
         .agent("boss", &delegating("boss", "agent:both"))
         .scenario("boss", &delegates("agent:both"))
         .start(db)
@@ -365,6 +393,7 @@ async fn what_a_child_waits_for_is_seen_while_another_works(db: Db) {
     assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
     let answered = service.until(&boss, |run| run["pending"] == json!([])).await;
     assert_eq!(answered["status"], "running", "{answered:#}");
+    free.send_replace(true);
     let boss = ended(&service, &boss).await;
     assert_eq!(boss["output"]["result"], "told: listed / read", "{boss:#}");
 }
@@ -448,7 +477,7 @@ async fn results_of_children_outlast_the_wait_of_another(db: Db) {
     let all = format!(
         "model: scripted/all\ninstructions: Delegate.\ntools: [{tools}]\n\
          parallel_tool_calls: true\nenable_double_confirmation: false\n\
-         governance: {{budget: {{max_duration_seconds: 3}}}}\n"
+         governance: {{budget: {{max_duration_seconds: 8}}}}\n"
     );
     let steps = format!(
         "steps:\n  - tool_calls: [{}]\n  - text: '{{{{ results | join(\" / \") }}}}'\n",
@@ -469,7 +498,7 @@ async fn results_of_children_outlast_the_wait_of_another(db: Db) {
     let all_wait = |run: &Value| run["pending"].as_array().unwrap().len() == 3;
     let waiting = service.until(&run, all_wait).await;
     parked(&service, &run).await;
-    tokio::time::sleep(std::time::Duration::from_millis(3500)).await; // longer than it may work
+    tokio::time::sleep(std::time::Duration::from_millis(8500)).await; // longer than it may work
     let approve = async |agent: &str| {
         for pending in waiting["pending"].as_array().unwrap() {
             let child = format!("/v1/runs/{}", pending["run_id"].as_str().unwrap());
@@ -619,7 +648,8 @@ async fn many_trees_miss_no_end(db: Db) {
     }
     let mut approved = std::collections::BTreeSet::new();
     while approved.len() < trees.len() {
-        for asked in service.get("/v1/approvals").await.body["data"].as_array().unwrap() {
+        let asked = service.until("/v1/approvals", |asked| asked["data"] != json!([])).await;
+        for asked in asked["data"].as_array().unwrap() {
             let (run, call) =
                 (asked["run_id"].as_str().unwrap(), asked["call_id"].as_str().unwrap());
             let path = format!("/v1/runs/{run}/tool-calls/{call}/approve");
@@ -653,14 +683,16 @@ async fn a_session_and_its_stream_wait_for_the_tree(db: Db) {
 }
 
 async fn a_parent_runs_while_its_child_does(db: Db) {
-    let slowly = WRITES.replace("- text:", "- delay_ms: 700\n    text:");
-    let service = tree().scenario("writer", &slowly).start(db).await;
+    let (setup, mock, free) = held_tree().await;
+    let service = setup.start(db).await;
     let boss = service.post("/v1/agents/boss/invoke-iterative", &json!({})).await.body;
     let run = format!("/v1/runs/{}", boss["run_id"].as_str().unwrap());
     assert_eq!(settle(&service, &boss, "approve").await.status, 200);
     let working = service.until(&run, |run| run["pending"] == json!([])).await;
     assert_eq!(working["status"], "running", "no answer is outstanding: {working:#}");
-    let waited = service.get(&format!("{run}/wait?timeout=20")).await.body;
+    mock.wait_for_requests(2).await;
+    free.send_replace(true);
+    let waited = service.get(&format!("{run}/wait?timeout=60")).await.body;
     assert_eq!(waited["status"], "completed", "{waited:#}");
 }
 
@@ -681,10 +713,9 @@ async fn listed(service: &Service, status: &str) -> Vec<String> {
 }
 
 async fn a_tree_is_listed_by_the_status_that_it_shows(db: Db) {
-    let slowly = WRITES.replace("- text:", "- delay_ms: 2000\n    text:");
-    let slow = python("slow", "import time; time.sleep(30)", ", effect: once");
-    let mut service = tree()
-        .scenario("writer", &slowly)
+    let (setup, _mock, free) = held_tree().await;
+    let slow = python("slow", "import time; time.sleep(600)", ", effect: once");
+    let mut service = setup
         .agent("chief", &delegating("chief", "agent:worker"))
         .scenario("chief", &delegates("agent:worker"))
         .agent("worker", &delegating("worker", "script:it/slow"))
@@ -703,6 +734,7 @@ async fn a_tree_is_listed_by_the_status_that_it_shows(db: Db) {
     service.until(&writer, |run| run["status"] == "running").await;
     assert_eq!(listed(&service, "running").await, tree);
     assert_eq!(listed(&service, "awaiting_approval").await, [""; 0]);
+    free.send_replace(true);
     ended(&service, &run).await;
     assert_eq!(listed(&service, "completed").await, tree);
 

@@ -18,10 +18,10 @@ on_both_stores! {
     a_stricter_policy_is_told_with_its_runs,
     budgets_and_tools_are_judged_too,
     a_milder_policy_saves_waiting,
-    only_who_may_read_runs_replays_its_own,
+    a_replay_needs_scopes_and_covers_its_own_tenant,
     the_command_line_replays_and_tests,
     a_call_is_judged_without_being_made,
-    what_hangs_on_other_sections_is_unknown,
+    calls_that_depend_on_changed_sections_are_unknown,
     a_replay_goes_on_behind_its_limit,
     cases_and_checks_need_no_secrets,
 }
@@ -248,7 +248,7 @@ async fn asked_with(service: &Service, scopes: &[&str], tenant: &str) -> Answer 
     answer(request.bearer_auth(key).json(&json!({}))).await
 }
 
-async fn only_who_may_read_runs_replays_its_own(db: Db) {
+async fn a_replay_needs_scopes_and_covers_its_own_tenant(db: Db) {
     let service = writer().start(db).await;
     run(&service, "approve").await;
     for (scopes, tenant, status, runs) in [
@@ -352,7 +352,7 @@ async fn the_command_line_replays_and_tests(db: Db) {
     assert_eq!(passed.status.code(), Some(0), "{passed:?}");
 }
 
-/// What the gate would say of a call, and what the call would do, before anybody makes it.
+/// What the gate would say of a call, and what the call would do, before it is made.
 async fn a_call_is_judged_without_being_made(db: Db) {
     let service = writer().start(db).await;
     let judge = async |body: Value| service.post("/v1/agents/writer/policy/judge", &body).await;
@@ -455,7 +455,7 @@ steps:
   - text: done
 "#;
 
-async fn what_hangs_on_other_sections_is_unknown(db: Db) {
+async fn calls_that_depend_on_changed_sections_are_unknown(db: Db) {
     let service = Setup::new()
         .agent("guarded", GUARDED)
         .scenario("guarded", GUARDS)

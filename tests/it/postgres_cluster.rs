@@ -67,7 +67,7 @@ impl OwnServer {
         let mut copy = server.command("pg_basebackup");
         copy.args(["-d", &self.url(), "-R", "-X", "stream", "-c", "fast", "--no-sync", "-D"]);
         assert!(copy.arg(server.data()).status().unwrap().success(), "pg_basebackup failed");
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         assert!(server.start_on(port), "see {}", server.home.join("log").display());
         Self { server, port }
     }
@@ -211,7 +211,7 @@ impl Pooler {
     }
 
     async fn start(program: &Path, server: &Server, database: u16) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let settings = server.home.join(format!("pooler-{port}.ini"));
         let text = format!(
             "[databases]\n* = host=127.0.0.1 port={database} user=postgres\n[pgbouncer]\n\
@@ -227,7 +227,7 @@ impl Pooler {
         let watched = watched.stdin(Stdio::piped()).spawn().unwrap();
         let begun = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(begun.elapsed() < Duration::from_secs(20), "PgBouncer does not start");
+            assert!(begun.elapsed() < Duration::from_mins(1), "PgBouncer does not start");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Self { port, _watched: watched }
@@ -297,7 +297,7 @@ impl Server {
 
     /// Starts it with a new directory: what tests have left is deleted faster than dropped.
     fn start(&self) -> u16 {
-        // Somebody may take the port before the server does; hence three tries.
+        // Another process may take the port before the server does; hence three tries.
         for _ in 0..3 {
             let _ = fs::remove_dir_all(self.data());
             let mut init = self.command("initdb");
@@ -305,7 +305,7 @@ impl Server {
             init.arg("-D").arg(self.data());
             let is_made = init.status().unwrap().success();
             assert!(is_made, "initdb failed in {}", self.home.display());
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let port = free_port();
             if self.start_on(port) {
                 return port;
             }
@@ -351,6 +351,16 @@ impl Server {
             self.home.join("in-use"),
         ]);
         assert!(watchdog.process_group(0).status().unwrap().success());
+    }
+}
+
+/// A port that no listener at port 0 and no connection is given, also while the server at it is down.
+pub(crate) fn free_port() -> u16 {
+    loop {
+        let port = 20_000 + u16::try_from(Uuid::new_v4().as_u128() % 10_000).unwrap();
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
     }
 }
 

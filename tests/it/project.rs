@@ -180,6 +180,13 @@ async fn a_new_agent_has_a_good_name_and_replaces_none() {
         assert!(refused.code == Some(2) && refused.err.contains(there), "{}", refused.err);
     }
     assert_eq!(files(dir.path()), ["agents/one.yaml", "agents/two.yml"]);
+
+    // It needs none of the secrets that the service needs.
+    std::fs::write(dir.path().join("toolloop.toml"), "[audit]\nkey_env = \"NOT_SET_HERE\"\n")
+        .unwrap();
+    let made = toolloop(dir.path(), &["new", "agent", "three"]).await;
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    assert!(dir.path().join("agents/three.yaml").exists());
 }
 
 /// Standard output of a service that was started in a directory and stopped.
@@ -188,7 +195,7 @@ async fn banner(dir: &Path) -> String {
     let mut lines =
         tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(child.stderr.take().unwrap()));
     while !lines.next_line().await.unwrap().unwrap().contains("listening") {}
-    crate::service::send(&child, crate::service::Signal::TERM);
+    crate::service::send_signal(&child, crate::service::Signal::TERM);
     let output = child.wait_with_output().await.unwrap();
     assert_eq!(output.status.code(), Some(0));
     String::from_utf8(output.stdout).unwrap()

@@ -19,10 +19,10 @@ use crate::script_tools::python;
 use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
-    what_is_denied_is_kept_out_of_reach,
-    what_others_make_meanwhile_is_not_lost,
+    denied_files_of_programs_are_quarantined,
+    files_made_by_others_meanwhile_are_not_lost,
     a_cancel_and_a_crash_lose_nothing,
-    what_is_put_aside_is_deleted_when_it_is_old,
+    old_files_in_the_quarantine_are_deleted,
     a_full_quarantine_stops_programs_that_write,
 }
 
@@ -59,7 +59,7 @@ fn pairs(all: &[(&str, &str)]) -> Vec<(String, String)> {
     all.iter().map(|(path, held)| ((*path).to_owned(), (*held).to_owned())).collect()
 }
 
-async fn what_is_denied_is_kept_out_of_reach(db: Db) {
+async fn denied_files_of_programs_are_quarantined(db: Db) {
     let calls = lines(&[
         "cp a.txt .env",
         "mkdir -p secret/deep && cp a.txt secret/deep/k",
@@ -107,7 +107,7 @@ async fn until_there(service: &Service, path: &str) {
     }
 }
 
-async fn what_others_make_meanwhile_is_not_lost(db: Db) {
+async fn files_made_by_others_meanwhile_are_not_lost(db: Db) {
     let governance = format!("paths: {{write: ['./**'], {DENY}}}");
     let set = format!("tools:\n{}", python("waits", WAITS, ""));
     let write = |path: &str| {
@@ -200,13 +200,13 @@ async fn two_replicas_share_one_quarantine() {
     let left = left.find(|left| left["path"] == "sub/.env").unwrap();
     let kept = own.join(left["kept"].as_str().unwrap()).join("sub/.env");
     std::fs::rename(kept, place(&first, "sub/.env")).unwrap();
-    // What one of them has given back is nobody's work later on, and neither looks at what the other put aside.
+    // What one of them has given back is not blamed on later programs, and neither looks at what the other put aside.
     let run = second.run("maker", &nothing).await;
     assert_eq!(audited(&first, &run).await.len(), 1, "{run:#}");
     assert_eq!(std::fs::read_to_string(place(&second, "sub/.env")).unwrap(), theirs);
     let expected = [("made.lock", theirs), ("mine.lock", mine), of_secret[0], of_secret[1]];
     assert_eq!(aside(&first), pairs(&expected));
-    // Either deletes what is old, whoever put it there.
+    // Either deletes what is old, also of the other.
     second.kill().await;
     let settings = std::fs::read_to_string(second.dir.path().join("toolloop.toml")).unwrap();
     second.write("toolloop.toml", &settings.replace(shared, &retention));
@@ -237,11 +237,11 @@ async fn a_cancel_and_a_crash_lose_nothing(db: Db) {
     service.kill().await;
     service.restart().await;
     service.until(&path, |run| run["status"] != "running" && run["status"] != "queued").await;
-    assert!(is_there(&service, "sub/.env"), "nobody looks where the service was killed");
+    assert!(is_there(&service, "sub/.env"), "no sweep runs where the service was killed");
     assert_eq!(aside(&service), pairs(&[("sub/.env", "a")]));
 }
 
-async fn what_is_put_aside_is_deleted_when_it_is_old(db: Db) {
+async fn old_files_in_the_quarantine_are_deleted(db: Db) {
     let governance = format!("paths: {{write: ['./**'], {DENY}}}");
     let deep = "import os\nw = os.environ['TOOLLOOP_WORKSPACE']\nd = w + '/deep.lock'\nos.mkdir(d)\nos.chdir(d)\n\
                 for i in range(2000):\n    os.mkdir('d')\n    os.chdir('d')\n    open('f', 'w')\nos.chmod('.', 0)\nprint('made')";

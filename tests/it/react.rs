@@ -118,10 +118,13 @@ async fn bad_decisions_are_shown_to_the_model(db: Db) {
 }
 
 async fn a_killed_service_goes_on_deciding(db: Db) {
-    let slow = json!({"steps": [{"text": "Hm."}, {"text": LOOK}, {"text": "Hm."}, {"text": DONE, "delay_ms": 1500}]});
+    let steps = |delay_ms: u32| {
+        let last = json!({"text": DONE, "delay_ms": delay_ms});
+        json!({"steps": [{"text": "Hm."}, {"text": LOOK}, {"text": "Hm."}, last]}).to_string()
+    };
     let mut service = Setup::new()
         .agent("reader", READER)
-        .scenario("reader", &slow.to_string())
+        .scenario("reader", &steps(600_000))
         .file("notes.txt", "seventeen\n")
         .start(db)
         .await;
@@ -135,6 +138,7 @@ async fn a_killed_service_goes_on_deciding(db: Db) {
     };
     service.until(&format!("/v1/runs/{id}/events"), is_last).await;
     service.kill().await;
+    service.write("scenarios/reader.yaml", &steps(0));
     service.restart().await;
     let run = service.until(&format!("/v1/runs/{id}"), |run| run["status"] == "completed").await;
     assert_eq!(

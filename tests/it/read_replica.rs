@@ -28,7 +28,7 @@ async fn listed(service: &Service) -> usize {
 }
 
 async fn shows(service: &Service, runs: usize) {
-    for _ in 0..300 {
+    for _ in 0..1200 {
         if listed(service).await == runs {
             return;
         }
@@ -38,7 +38,7 @@ async fn shows(service: &Service, runs: usize) {
 }
 
 #[tokio::test]
-async fn lists_come_from_the_standby_and_what_must_be_fresh_does_not() {
+async fn lists_come_from_the_standby_and_fresh_reads_do_not() {
     let servers = tokio::task::spawn_blocking(|| {
         let main = OwnServer::start();
         let standby = main.standby();

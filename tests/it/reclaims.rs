@@ -3,7 +3,9 @@
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
+use tokio::sync::watch;
 
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
@@ -26,7 +28,7 @@ async fn busy(db: Db) -> (Service, String) {
         .agent("quick", &AGENT.replace("AGENT", "quick"))
         .scenario("quick", "steps: [{text: done}]")
         .agent("stuck", &AGENT.replace("AGENT", "stuck"))
-        .scenario("stuck", "steps: [{delay_ms: 60000, text: late}]")
+        .scenario("stuck", "steps: [{delay_ms: 600000, text: late}]")
         .config("[runtime]\nlease = \"2s\"\nqueue_workers = 1")
         .start(db)
         .await;
@@ -36,21 +38,26 @@ async fn busy(db: Db) -> (Service, String) {
     (service, busy)
 }
 
-/// Changes the database behind the service's back. `$RUN` stands for the id of the run at that path.
+/// Changes the database behind the service's back, and the first statement must change a row. `$RUN` stands
+/// for the id of the run at that path.
 async fn change(service: &Service, run: &str, statements: &[&str]) {
     let id = run.rsplit('/').next().unwrap();
     let statements = statements.iter().map(|sql| sql.replace("$RUN", &format!("'{id}'")));
+    let mut changed = Vec::new();
     if service.database_url.starts_with("postgres") {
         let mut database = PgConnection::connect(&service.database_url).await.unwrap();
         for statement in statements {
-            sqlx::query(AssertSqlSafe(statement)).execute(&mut database).await.unwrap();
+            let done = sqlx::query(AssertSqlSafe(statement)).execute(&mut database).await.unwrap();
+            changed.push(done.rows_affected());
         }
     } else {
         let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
         for statement in statements {
-            sqlx::query(AssertSqlSafe(statement)).execute(&mut database).await.unwrap();
+            let done = sqlx::query(AssertSqlSafe(statement)).execute(&mut database).await.unwrap();
+            changed.push(done.rows_affected());
         }
     }
+    assert_eq!(changed[0], 1, "{run}: {changed:?}");
 }
 
 /// As a claim leaves a run whose answer is lost.
@@ -89,13 +96,22 @@ async fn a_run_that_nothing_drives_is_cancelled(db: Db) {
 
 /// As a standby that was behind has a run after it took over: what was acknowledged last is gone.
 async fn a_commit_that_is_gone_is_made_up_for(db: Db) {
+    let mock = MockModel::start().await;
+    let (free, held) = watch::channel(false);
+    mock.reply_by(move |request| {
+        let read = request["messages"].as_array().and_then(|said| said.last()).unwrap();
+        if read["role"] != "tool" {
+            let read = json!({"operation": "read", "path": "notes.txt"});
+            return Reply::call("file_ops", &read);
+        }
+        let is_read = read["content"].to_string().contains("seventeen");
+        let answer = if is_read { "seventeen" } else { "nothing was read" };
+        Reply::Held(held.clone(), Box::new(Reply::text(answer)))
+    });
+    let provider = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url());
     let mut service = Setup::new()
-        .agent("reader", &AGENT.replace("AGENT", "reader"))
-        .scenario(
-            "reader",
-            "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: read, path: notes.txt}}]}, \
-             {delay_ms: 2000, text: '{{ results[0] | trim }}'}]",
-        )
+        .agent("reader", &AGENT.replace("scripted/AGENT", "mock/reader"))
+        .config(&provider)
         .file("notes.txt", "seventeen\n")
         .config("[runtime]\nlease = \"2s\"")
         .start(db)
@@ -114,6 +130,7 @@ async fn a_commit_that_is_gone_is_made_up_for(db: Db) {
         "DELETE FROM tool_calls WHERE run_id = $RUN AND proposed_seq >= (SELECT next_seq FROM runs WHERE id = $RUN)",
     ];
     change(&service, &run, &lost).await;
+    free.send_replace(true);
     let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
     assert_eq!(ended["output"], json!({"result": "seventeen"}), "{ended:#}\n{}", service.log());
     until_counted(&service, "lost_commit").await;

@@ -331,7 +331,7 @@ async fn approved_arguments_are_asked_about(db: Db) {
 async fn a_run_at_its_limit_is_reviewed(db: Db) {
     let shop = Shop::start().await;
     let requests = "governance: {autonomy: full, network: {max_requests: 1}}\n";
-    let time = "governance: {autonomy: full, budget: {max_duration_seconds: 6}}\n";
+    let time = "governance: {autonomy: full, budget: {max_duration_seconds: 10}}\n";
     let mut service =
         start(&shop, db, |setup| agent(agent(setup, "one", requests, ORDER), "brief", time, ORDER))
             .await;
@@ -342,7 +342,7 @@ async fn a_run_at_its_limit_is_reviewed(db: Db) {
     }
     shop.until_held(2).await;
     dies(&mut service).await;
-    tokio::time::sleep(std::time::Duration::from_secs(6)).await;
+    tokio::time::sleep(std::time::Duration::from_secs(10)).await; // the time of the other is up
     service.restart().await;
     for ((_, name), run) in names.iter().zip(&runs) {
         let parked = service.until(run, |run| run["status"] == "needs_review").await;
@@ -460,7 +460,7 @@ async fn programs_are_asked_by_programs(db: Db) {
         assert!(reason.ends_with(why), "{reason}");
     }
     assert_eq!(files("done-"), 4, "before, and the three after");
-    assert_eq!(files("asked"), 0, "who is asked only reads");
+    assert_eq!(files("asked"), 0, "a program that is asked only reads");
 }
 
 #[tokio::test]

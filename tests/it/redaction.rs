@@ -12,18 +12,19 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::approvals::{ended, file, paths, text};
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     secrets_are_served_nowhere,
     secrets_behind_newlines_are_served_nowhere,
     definitions_are_served_without_secrets,
     ordinary_texts_are_served_as_they_are,
-    what_others_wrote_is_served_without_secrets,
+    names_and_reasons_are_served_without_secrets,
     a_secret_in_pieces_is_not_streamed,
     a_secret_of_the_service_reaches_no_model,
+    an_approvers_reason_has_no_secret_of_the_service_for_the_model,
     an_edited_call_keeps_the_secrets_that_were_not_shown,
-    what_the_caller_executes_stays_whole,
+    arguments_of_client_tools_stay_whole,
 }
 
 /// Recognised by its shape.
@@ -127,7 +128,8 @@ async fn secrets_behind_newlines_are_served_nowhere(db: Db) {
     let run = format!("/v1/runs/{}", text(&answer, "run_id"));
     let mut all = served(&service, &run).await;
     for path in [&format!("{run}/changes"), "/v1/memory?agent=clerk&limit=200"] {
-        all.push((path.to_owned(), service.get(path).await.body.to_string()));
+        let listed = |list: &Value| list["data"].as_array().is_some_and(|data| !data.is_empty());
+        all.push((path.to_owned(), service.until(path, listed).await.to_string()));
     }
     all.push(("answer".into(), answer.to_string()));
     all.push(("log".into(), service.log()));
@@ -202,7 +204,7 @@ async fn ordinary_texts_are_served_as_they_are(db: Db) {
     assert_eq!(calls["data"][0]["arguments"]["content"], ordinary, "{calls:#}");
 }
 
-async fn what_others_wrote_is_served_without_secrets(db: Db) {
+async fn names_and_reasons_are_served_without_secrets(db: Db) {
     let asks = CLERK.replace("tool_policies: {}", "tool_policies: {file_ops: ask}");
     let scenario = format!(
         "steps:
@@ -222,7 +224,11 @@ async fn what_others_wrote_is_served_without_secrets(db: Db) {
     let cancelled = service.post(&format!("{other}/cancel"), &reason).await;
     assert!(cancelled.status.is_success(), "{:#}", cancelled.body);
     let key = json!({"name": format!("n {SHAPED}"), "scopes": ["runs:read"]});
-    assert_eq!(service.post("/v1/keys", &key).await.status, 201);
+    let key = service.post("/v1/keys", &key).await;
+    assert_eq!(key.status, 201, "{:#}", key.body);
+    let who = service.http.get(service.url("/console/session"));
+    let who = answer(who.bearer_auth(text(&key.body, "key"))).await;
+    assert_eq!(who.body["caller"]["key"]["name"], "n [redacted]", "{:#}", who.body);
     let mut all = vec![("denied".to_owned(), denied.body.to_string())];
     let calls = format!("{run}/tool-calls");
     for path in [
@@ -289,6 +295,24 @@ async fn a_secret_of_the_service_reaches_no_model(db: Db) {
     assert!(read.contains(SHAPED), "what only looks like a secret is the model's to use: {read}");
 }
 
+async fn an_approvers_reason_has_no_secret_of_the_service_for_the_model(db: Db) {
+    let supervised = CLERK.replace("autonomy: full", "autonomy: supervised");
+    let scenario = "steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: delete, path: keys.txt}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: out.txt, content: '{{ results[0] }}'}}]
+  - {text: done}";
+    let service = clerk(&supervised, scenario).start(db).await;
+    let parked = service.post("/v1/agents/clerk/invoke-iterative", &json!({})).await;
+    assert_eq!(parked.status, 202, "{:#}", parked.body);
+    let (run, calls) = paths(&parked.body);
+    let reason = json!({"reason": format!("It still needs {KNOWN}.")});
+    let denied = service.post(&format!("{}/deny", calls[0]), &reason).await;
+    assert_eq!(denied.status, 200, "{:#}", denied.body);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    let read = file(&service, "out.txt");
+    assert!(read.contains("It still needs [redacted]."), "{read}");
+}
+
 async fn an_edited_call_keeps_the_secrets_that_were_not_shown(db: Db) {
     let asks = CLERK.replace("tool_policies: {}", "tool_policies: {file_ops: ask}");
     let scenario = "steps:
@@ -320,7 +344,7 @@ async fn served_without_session(service: &Service, run: &str) -> Vec<(String, St
     all
 }
 
-async fn what_the_caller_executes_stays_whole(db: Db) {
+async fn arguments_of_client_tools_stay_whole(db: Db) {
     let scenario = "steps:
   - tool_calls: [{tool: login, arguments: {user: ann, password: hunter2}}]
   - {text: '{{ results[0] }}'}";

@@ -63,8 +63,8 @@ async fn said(dir: &std::path::Path, args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_told_with_its_place() {
-    let dir = setup().lay_out();
+async fn missing_references_are_reported_with_their_place() {
+    let dir = setup().write_directory();
     let (code, check) = said(dir.path(), &["check"]).await;
     assert_eq!(code, Some(1), "{check}");
     let (_, doctor) = said(dir.path(), &["doctor", "--json"]).await;
@@ -90,7 +90,7 @@ async fn what_is_missing_is_told_with_its_place() {
             .iter()
             .any(|it| it["file"] == json!(format!("{name}.yaml")) && it["error"] == json!(masked));
         assert!(told, "{error}: {ready:#}");
-        assert!(service.log().contains(name), "{name}");
+        service.until_logged(name).await;
     }
     assert!(check.contains("nobody") && check.contains("openai, scripted"), "{check}");
 }
@@ -109,7 +109,7 @@ async fn scenarios_that_cannot_be_played_are_told() {
         .agent("broken", "model: scripted/fine\nfallback_models: [scripted/broken]\n")
         .scenario("fine", "steps: [{text: fine}]")
         .scenario("broken", "steps:\n  - {txt: typo}\n");
-    let dir = setup.lay_out();
+    let dir = setup.write_directory();
     for args in ["check", "doctor"] {
         let (code, said) = said(dir.path(), &[args]).await;
         assert_eq!(code, Some(1), "{said}");
@@ -121,7 +121,7 @@ async fn scenarios_that_cannot_be_played_are_told() {
         }
     }
     let service = setup.start(Db::Sqlite).await;
-    assert!(service.log().contains("gone.yaml"), "{}", service.log());
+    service.until_logged("gone.yaml").await;
     let fine = service.run("broken", &json!({})).await;
     assert_eq!(
         fine["status"], "completed",
@@ -132,7 +132,7 @@ async fn scenarios_that_cannot_be_played_are_told() {
 #[tokio::test]
 async fn a_malformed_key_is_a_mistake_of_the_configuration() {
     let models = "[models.far]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\napi_key_env = \"FAR_KEY\"\n";
-    let dir = Setup::new().config(models).lay_out();
+    let dir = Setup::new().config(models).write_directory();
     for (variable, key, told) in [
         ("TOOLLOOP_ADMIN_KEY", "tl_admin_hunter2", "TOOLLOOP_ADMIN_KEY"),
         ("FAR_KEY", "hunter2\nhunter2", "[models.far]"),
@@ -157,7 +157,7 @@ async fn a_malformed_key_is_a_mistake_of_the_configuration() {
 async fn a_policy_without_a_tool_is_warned_of() {
     let agent = "model: scripted/x\ntools: [file_ops]\ngovernance:\n  tool_policies:\n    'file_*': ask\n    shel: deny\n";
     let setup = Setup::new().agent("picky", agent).scenario("x", "steps: [{text: fine}]");
-    let dir = setup.lay_out();
+    let dir = setup.write_directory();
     let (code, checked) = said(dir.path(), &["check"]).await;
     assert_eq!(code, Some(0), "{checked}");
     let warnings: Vec<&str> =
@@ -170,13 +170,14 @@ async fn a_policy_without_a_tool_is_warned_of() {
     assert_eq!(checked["problems"], json!([]));
     assert_eq!(checked["warnings"].as_array().unwrap().len(), 1, "{checked:#}");
     let flow = "model: scripted/x\ntools: [file_ops]\ngovernance:\n  flow:\n    - {when: 'labels.untrustd', do: deny}\n";
-    let dir = Setup::new().agent("picky", flow).scenario("x", "steps: [{text: fine}]").lay_out();
+    let dir =
+        Setup::new().agent("picky", flow).scenario("x", "steps: [{text: fine}]").write_directory();
     let (code, checked) = said(dir.path(), &["check"]).await;
     assert_eq!(code, Some(0), "{checked}");
     assert!(checked.contains("line 6, ") && checked.contains("no key \"untrustd\""), "{checked}");
     // The same of the tools of a skill.
     let skill = "allowed_tools: ['file_*', shel, 'agent:x']\n";
-    let dir = Setup::new().skill("careful", skill, "Be careful.").lay_out();
+    let dir = Setup::new().skill("careful", skill, "Be careful.").write_directory();
     let (code, checked) = said(dir.path(), &["check"]).await;
     let warning =
         "warning: the skill careful: allowed_tools: \"shel\" means no tool of this service";

@@ -6,9 +6,11 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use tokio::sync::watch;
 
 use crate::claims::change;
 use crate::fault_rounds::rounds;
+use crate::mock_model::{MockModel, Reply};
 use crate::postgres_cluster;
 use crate::postgres_proxy::Proxy;
 use crate::service::{Answer, Db, Service, Setup, Signal, answer, command, on_both_stores};
@@ -53,16 +55,22 @@ fn path_of(run: &Value) -> String {
 
 /// As another replica stores the request; its hint is not heard.
 async fn a_cancel_that_was_not_heard_of_is_found_by_the_next_commit(db: Db) {
-    let writes = "steps:\n  - delay_ms: 200\n    tool_calls: [{tool: file_ops, arguments: \
-                  {operation: append, path: log.txt, content: x}}]\n  - text: done\n";
-    let agent = AGENT.replace("AGENT", "writer") + "governance: {paths: {write: ['**']}}\n";
-    let service = Setup::new().agent("writer", &agent).scenario("writer", writes).start(db).await;
-    for _ in 0..rounds(6) {
+    let mock = MockModel::start().await;
+    let write = json!({"operation": "append", "path": "log.txt", "content": "x"});
+    let agent =
+        AGENT.replace("scripted/AGENT", "mock/writer") + "governance: {paths: {write: ['**']}}\n";
+    let provider = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url());
+    let service = Setup::new().agent("writer", &agent).config(&provider).start(db).await;
+    for round in 1..=rounds(6) {
+        let (free, held) = watch::channel(false);
+        mock.script([Reply::Held(held, Box::new(Reply::call("file_ops", &write)))]);
         let run = service.enqueue("writer").await;
+        mock.wait_for_requests(round).await;
         service.until(&run, |run| run["iterations"] == 0 && run["status"] == "running").await;
         let request = "UPDATE runs SET cancel_requested_at = created_at, cancel_reason = 'enough' \
                        WHERE status = 'running'";
         change(&service, request).await;
+        free.send_replace(true);
         let run = service.until(&run, |run| run["finished_at"].is_string()).await;
         assert_eq!(run["status"], "cancelled", "{run:#}");
         assert_eq!(run["error"]["context"]["reason"], "enough", "{run:#}");
@@ -114,18 +122,18 @@ async fn execute(url: &str, sql: &str) {
 async fn a_heartbeat_connection_that_goes_silent_costs_no_lease() {
     let url = postgres_cluster::fresh_database().await;
     let proxy = Proxy::to(&url).await;
-    let service = lease("3s").start_on(proxy.url.clone()).await;
+    let service = lease("6s").start_on(proxy.url.clone()).await;
     let runs = running(&service, 3).await;
-    let other = lease("3s").start_on(url).await;
+    let other = lease("6s").start_on(url).await;
     for _ in 0..3 {
-        for _ in 0..500 {
+        for _ in 0..3000 {
             if proxy.has_heartbeats() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(proxy.silence_heartbeats() >= 1, "no heartbeat was sent");
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        tokio::time::sleep(Duration::from_secs(7)).await;
         are_undisturbed(&other, &runs).await;
     }
     service.until_logged("heartbeat failed").await;
@@ -170,10 +178,10 @@ async fn through_a_transaction_pooler_replicas_find_everything_by_asking() {
 async fn a_clock_that_jumps_takes_no_run_away() {
     let url = postgres_cluster::fresh_database().await;
     let services =
-        [lease("3s").start_on(url.clone()).await, lease("3s").start_on(url.clone()).await];
+        [lease("6s").start_on(url.clone()).await, lease("6s").start_on(url.clone()).await];
     let runs = running(&services[0], 2).await.into_iter().chain(running(&services[1], 2).await);
     let runs: Vec<String> = runs.collect();
-    tokio::time::sleep(Duration::from_secs(4)).await; // both may sweep by now
+    tokio::time::sleep(Duration::from_secs(7)).await; // both may sweep by now
     for _ in 0..rounds(8) {
         let jump = "UPDATE replicas SET heartbeat_at = heartbeat_at - interval '60 s'";
         execute(&url, jump).await;
@@ -186,15 +194,15 @@ async fn a_clock_that_jumps_takes_no_run_away() {
 async fn a_machine_that_sleeps_takes_no_run_away() {
     let url = postgres_cluster::fresh_database().await;
     let services =
-        [lease("3s").start_on(url.clone()).await, lease("3s").start_on(url.clone()).await];
+        [lease("6s").start_on(url.clone()).await, lease("6s").start_on(url.clone()).await];
     let runs = running(&services[0], 2).await.into_iter().chain(running(&services[1], 2).await);
     let runs: Vec<String> = runs.collect();
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(Duration::from_secs(7)).await;
     for _ in 0..3 {
         for service in &services {
             service.signal(Signal::STOP);
         }
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        tokio::time::sleep(Duration::from_secs(7)).await;
         for service in &services {
             service.signal(Signal::CONT);
         }
@@ -304,15 +312,20 @@ async fn runs_that_were_begun_wait_for_no_worker(db: Db) {
 }
 
 async fn a_model_call_that_is_repeated_is_marked_and_charged(db: Db) {
-    let scenario = "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list}}]}, \
-         {delay_ms: 2500, text: done}]";
+    let scenario = |delay_ms: u32| {
+        format!(
+            "steps: [{{tool_calls: [{{tool: file_ops, arguments: {{operation: list}}}}]}}, \
+             {{delay_ms: {delay_ms}, text: done}}]"
+        )
+    };
     let mut service = setup()
         .config("[runtime]\nlease = \"2s\"")
         .agent("two", &AGENT.replace("AGENT", "two"))
-        .scenario("two", scenario)
+        .scenario("two", &scenario(0))
         .start(db)
         .await;
     let plain = service.run("two", &json!({})).await;
+    service.write("scenarios/two.yaml", &scenario(600_000));
     let run = service.enqueue("two").await;
     let in_second_call = |events: &Value| {
         let started = |event: &&Value| event["type"] == "iteration.started";
@@ -320,6 +333,7 @@ async fn a_model_call_that_is_repeated_is_marked_and_charged(db: Db) {
     };
     service.until(&format!("{run}/events"), in_second_call).await;
     service.kill().await;
+    service.write("scenarios/two.yaml", &scenario(0));
     service.restart().await;
     let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
     assert_eq!(ended["status"], "completed", "{ended:#}");
@@ -351,14 +365,12 @@ async fn a_replay_on_a_replica_that_shuts_down_is_told_to_come_again(db: Db) {
     service.until(&format!("{run}/events"), |events| has(events, "iteration.started")).await;
     let replay = tokio::spawn(answer(keyed()));
     // Until the replay waits as well, it has been answered nothing and refused nothing.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     service.signal(Signal::TERM);
     let told = replay.await.unwrap();
     assert_eq!((told.status.as_u16(), &told.body["code"]), (503, &json!("DRAINING")), "{told:?}");
     assert!(told.headers.contains_key("retry-after"));
-    while !service.log().contains("run is given back") {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    service.until_logged("run is given back").await;
     assert!(!service.log().contains("another replica owns"), "none does: {}", service.log());
     assert_eq!(told.headers["x-run-id"], first.body["run_id"].as_str().unwrap());
 }
@@ -391,23 +403,23 @@ async fn the_time_is_that_of_the_database() {
     right.until(&format!("{run}/events"), |events| has(events, "iteration.started")).await;
 
     // Behind: what it asks for is not overdue at once.
-    let behind = setup().clock_wrong_by(-11 * 60).start_on(url.clone()).await;
+    let behind = setup().clock_ahead_by(-11 * 60).start_on(url.clone()).await;
     let parked = path_of(&behind.post("/v1/agents/asker/invoke-iterative", &json!({})).await.body);
     let expires_at = right.get(&parked).await.body["pending"][0]["expires_at"].clone();
     let expires_at: chrono::DateTime<chrono::Utc> = serde_json::from_value(expires_at).unwrap();
     let left = (expires_at - chrono::Utc::now()).num_seconds();
-    assert!((580..=610).contains(&left), "{left}");
+    assert!((540..=610).contains(&left), "{left}");
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(right.get(&parked).await.body["status"], "awaiting_approval");
     drop(behind);
 
     // Ahead: nothing is over yet.
     let retention = "[runtime]\nlease = \"2s\"\nretention = \"30d\"";
-    let weeks = Setup::new().config(retention).clock_wrong_by(31 * DAY).start_on(url.clone()).await;
+    let weeks = Setup::new().config(retention).clock_ahead_by(31 * DAY).start_on(url.clone()).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(right.get(&ended).await.body["status"], "completed");
     drop(weeks);
-    let days = setup().clock_wrong_by(2 * DAY).start_on(url.clone()).await;
+    let days = setup().clock_ahead_by(2 * DAY).start_on(url.clone()).await;
     let again = keyed(&days).await;
     assert_eq!((again.status.as_u16(), &again.body["run_id"]), (200, &first.body["run_id"]));
     assert_eq!(again.headers["idempotency-replayed"], "true");
@@ -419,7 +431,7 @@ async fn the_time_is_that_of_the_database() {
 
 /// As with a session, or by retention.
 #[tokio::test]
-async fn what_waits_for_a_run_ends_when_another_replica_deletes_it() {
+async fn streams_and_waits_end_when_another_replica_deletes_their_run() {
     let here = setup().start(Db::Postgres).await;
     let body = json!({"session_id": "s", "on_session_busy": "enqueue"});
     let run = invoke(&here, "slow", &body).await.body["run_id"].as_str().unwrap().to_owned();

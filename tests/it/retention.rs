@@ -8,7 +8,7 @@ use crate::service::{Db, Service, Setup, Signal, on_both_stores};
 on_both_stores! {
     ended_runs_are_deleted_and_others_are_not,
     audit_records_are_deleted_by_their_own_retention_only,
-    what_a_tree_took_is_known_for_as_long_as_its_root_is_kept,
+    the_usage_of_a_tree_is_kept_as_long_as_its_root,
     a_run_is_kept_for_as_long_as_its_key_is,
 }
 
@@ -82,7 +82,7 @@ async fn until_others_are_gone(service: &Service) {
     service.until(&other, |answer| answer["code"] == "NOT_FOUND").await;
 }
 
-async fn what_a_tree_took_is_known_for_as_long_as_its_root_is_kept(db: Db) {
+async fn the_usage_of_a_tree_is_kept_as_long_as_its_root(db: Db) {
     let parent = "model: scripted/parent\ninstructions: Delegate.\ntools: ['agent:middle', file_ops]\n\
          enable_double_confirmation: false\ngovernance: {tool_policies: {file_ops: ask}}\n";
     let middle = "model: scripted/middle\ninstructions: Delegate.\ntools: ['agent:leaf']\n\
@@ -157,7 +157,7 @@ async fn audit_records_are_deleted_by_their_own_retention_only(db: Db) {
     close(&service, None).await;
     service.restart().await;
     service.until("/v1/audit?action=tool_call", is_empty).await;
-    let left = service.get("/v1/audit").await.body;
+    let left = service.until("/v1/audit", |left| !is_empty(left)).await;
     let actions: Vec<&Value> =
         left["data"].as_array().unwrap().iter().map(|record| &record["action"]).collect();
     assert!(actions.iter().all(|action| *action == "audit.deleted"), "{left:#}");

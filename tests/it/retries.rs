@@ -6,7 +6,7 @@
 //! | cancel | the same |
 //! | fallbacks | `a_model_that_takes_over_is_named` |
 //! | a run without retries | the same: no event |
-//! | crash, another replica | the events say nothing that the fold needs: `machine` |
+//! | crash, another replica | a run that only waited to ask again is charged once: `machine` |
 //! | what broken answers took | `an_answer_that_breaks_off_is_paid_for`: retried, given up, failed, cancelled |
 //! | budgets | the same: a limit of tokens counts them |
 //! | statistics, deleted runs | the same |
@@ -15,6 +15,8 @@
 //! | sessions | the same: all its runs are of one |
 //! | children | none |
 
+use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -30,7 +32,7 @@ on_both_stores! {
     a_moment_without_the_provider_ends_no_run,
     an_answer_that_breaks_off_is_paid_for,
     an_answer_that_cannot_be_used_is_paid_for,
-    calls_beyond_what_is_read_of_an_answer_are_told_to_the_model,
+    calls_beyond_the_limit_of_an_answer_are_told_to_the_model,
 }
 
 async fn service(db: Db, mock: &MockModel) -> Service {
@@ -128,15 +130,21 @@ const UNFINISHED: u64 = 100;
 async fn a_moment_without_the_provider_ends_no_run(db: Db) {
     const RUNS: usize = 20;
     let mock = MockModel::start().await;
-    mock.script((0..RUNS).map(|_| Reply::error(503, "overloaded", Some(20))));
-    mock.always(Reply::text("done"));
+    let refused = Mutex::new(BTreeSet::new());
+    mock.reply_by(move |request| {
+        if refused.lock().unwrap().insert(request["messages"].to_string()) {
+            return Reply::error(503, "overloaded", Some(20));
+        }
+        Reply::text("done")
+    });
     let config = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n", mock.base_url());
     let setup = Setup::new().config(&config).agent("asker", "model: mock/one\n");
     let service = setup.start(db).await;
-    let nothing = json!({});
-    let runs = futures::future::join_all((0..RUNS).map(|_| service.run("asker", &nothing))).await;
-    for run in runs {
+    let bodies: Vec<Value> = (0..RUNS).map(|n| json!({"inputs": {"n": n}})).collect();
+    let runs = bodies.iter().map(|body| service.run("asker", body));
+    for run in futures::future::join_all(runs).await {
         assert_eq!(run["status"], "completed", "{run:#}");
+        assert!(!retried(&service, run["run_id"].as_str().unwrap()).await.is_empty(), "{run:#}");
     }
 }
 
@@ -203,8 +211,10 @@ async fn an_answer_that_breaks_off_is_paid_for(db: Db) {
     assert_eq!(cancelled["usage"]["output_tokens"], UNFINISHED, "{cancelled:#}");
 
     let body = json!({"budget": {"max_total_tokens": 400}});
-    let (_, limited) = followed(vec![unfinished(After::End); 2], body).await;
-    assert_eq!(limited["usage"]["output_tokens"], 2 * UNFINISHED, "{limited:#}");
+    // What is left does not pay for another try.
+    let (_, limited) = followed(vec![unfinished(After::End)], body).await;
+    assert_eq!(limited["usage"]["output_tokens"], UNFINISHED, "{limited:#}");
+    assert_eq!(limited["error"]["context"]["limit"], "max_total_tokens", "{limited:#}");
 
     let counted = service.get("/v1/stats/usage").await.body;
     let all = [&run, &failed, &cancelled, &limited];
@@ -264,7 +274,7 @@ async fn an_answer_that_cannot_be_used_is_paid_for(db: Db) {
     }
 }
 
-async fn calls_beyond_what_is_read_of_an_answer_are_told_to_the_model(db: Db) {
+async fn calls_beyond_the_limit_of_an_answer_are_told_to_the_model(db: Db) {
     let mock = MockModel::start().await;
     let config = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n", mock.base_url());
     let agent = "model: mock/one\nenable_double_confirmation: false\ntools: [file_ops]\n";

@@ -1,15 +1,15 @@
-//! Calls that must not be repeated and that a crash left open: somebody finds out, or the operator
+//! Calls that must not be repeated and that a crash left open: a person finds out, or the operator
 //! has said what to do.
 
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
 use crate::approvals::{ended, file, paths, text, types};
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{ADMIN_KEY, Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
-    what_happened_is_told_to_the_model,
-    what_did_not_happen_is_executed_now,
+    a_call_that_happened_is_reported_to_the_model,
+    a_call_that_did_not_happen_is_executed_now,
     a_review_shows_what_interceptors_made_of_the_call,
     an_unknown_outcome_is_reported_or_repeated_where_the_operator_says_so,
 }
@@ -78,7 +78,22 @@ async fn in_review(service: &Service, run: &str) -> String {
     paths(&parked).1.remove(0)
 }
 
-async fn what_happened_is_told_to_the_model(db: Db) {
+/// How many stored answers have [`ADMIN_KEY`] in them.
+async fn answers_with_the_key(service: &Service, db: Db) -> i64 {
+    let count = "SELECT count(*) FROM approvals WHERE resolution LIKE '%0123456789abcdefghjk%'";
+    match db {
+        Db::Sqlite => {
+            let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
+            sqlx::query_scalar(count).fetch_one(&mut database).await.unwrap()
+        }
+        Db::Postgres => {
+            let mut database = PgConnection::connect(&service.database_url).await.unwrap();
+            sqlx::query_scalar(count).fetch_one(&mut database).await.unwrap()
+        }
+    }
+}
+
+async fn a_call_that_happened_is_reported_to_the_model(db: Db) {
     let (service, run) = crashed(db, "inputs: {type: object, x-yields: [untrusted]}").await;
     let call = in_review(&service, &run).await;
     let refused = service.post(&format!("{call}/approve"), &json!({})).await;
@@ -104,7 +119,8 @@ async fn what_happened_is_told_to_the_model(db: Db) {
     let of_another = service.post(&resolve, &of_another).await;
     assert_eq!(of_another.body["code"], "NOT_AWAITING_APPROVAL", "{:#}", of_another.body);
     let seq = &service.get(&run).await.body["pending"][0]["seq"];
-    let found = json!({"outcome": "happened", "result": "one line more", "seq": seq});
+    let result = format!("one line more, {ADMIN_KEY}");
+    let found = json!({"outcome": "happened", "result": result, "seq": seq});
     let (first, second) =
         tokio::join!(service.post(&resolve, &found), service.post(&resolve, &found));
     let mut statuses = [first.status.as_u16(), second.status.as_u16()];
@@ -113,6 +129,7 @@ async fn what_happened_is_told_to_the_model(db: Db) {
     let done = ended(&service, &run).await;
     let told = text(&done["output"], "result");
     assert!(told.contains("took effect") && told.contains("one line more"), "{told}");
+    assert_eq!(answers_with_the_key(&service, db).await, 0, "it keeps no secret of the service");
     assert_eq!(file(&service, "log.txt"), "x", "never twice");
     let audit = service.get("/v1/audit?action=tool_call").await.body;
     let records = audit["data"].as_array().unwrap();
@@ -131,7 +148,7 @@ async fn what_happened_is_told_to_the_model(db: Db) {
     }
 }
 
-async fn what_did_not_happen_is_executed_now(db: Db) {
+async fn a_call_that_did_not_happen_is_executed_now(db: Db) {
     let (service, run) = crashed(db, "").await;
     let call = in_review(&service, &run).await;
     assert_eq!(
@@ -143,7 +160,7 @@ async fn what_did_not_happen_is_executed_now(db: Db) {
     );
     let done = ended(&service, &run).await;
     assert_eq!(done["status"], "completed", "{done:#}");
-    assert_eq!(file(&service, "log.txt"), "xx", "somebody said that it had not happened");
+    assert_eq!(file(&service, "log.txt"), "xx", "a person said that it had not happened");
     let happened = types(&service, &run).await;
     assert_eq!(
         happened[4..9],

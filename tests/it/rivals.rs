@@ -13,7 +13,7 @@ use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 on_both_stores! {
     one_of_eight_starts_the_run,
     eight_with_one_key_get_the_same_run,
-    the_others_hide_no_parent,
+    refused_requests_hide_no_parent_run,
 }
 
 const ROUNDS: usize = 40;
@@ -122,7 +122,7 @@ async fn eight_with_one_key_get_the_same_run(db: Db) {
     }
 }
 
-async fn the_others_hide_no_parent(db: Db) {
+async fn refused_requests_hide_no_parent_run(db: Db) {
     let service = reader()
         .agent(
             "parent",

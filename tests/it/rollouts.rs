@@ -30,7 +30,7 @@ fn before() -> Setup {
         .scenario("quick", "steps: [{text: done}]")
         .scenario("asker", ASKING)
         .scenario("parent", "steps: [{tool_calls: [{tool: 'agent:leaf', arguments: {}}]}, {text: \"told: {{ results[0] }}\"}]")
-        .config("[runtime]\nlease = \"2s\"")
+        .config("[runtime]\nlease = \"5s\"")
 }
 
 /// With one place for runs.

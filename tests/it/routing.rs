@@ -46,16 +46,18 @@ async fn refusal(service: &Service, agent: &str, body: Value) -> (u16, Value) {
 
 async fn a_fallback_stays_for_the_rest_of_the_run_and_over_a_crash(db: Db) {
     let broken = "steps: [{error: {status: 503, retry_after: 0.001}}]";
-    let good = format!(
-        "steps: [{READ}, {READ}, {READ}, {READ}, {{text: slow, delay_ms: 1500}}, {{text: done}}]"
-    );
+    let good = |delay_ms: u32| {
+        format!(
+            "steps: [{READ}, {READ}, {READ}, {READ}, {READ}, {{text: slow, delay_ms: {delay_ms}}}, {{text: done}}]"
+        )
+    };
     let mut service = Setup::new()
         .agent(
             "reader",
             &agent("model: scripted/broken\nfallback_models: [scripted/missing, scripted/good]"),
         )
         .scenario("broken", broken)
-        .scenario("good", &good)
+        .scenario("good", &good(600_000))
         .file("notes.txt", "x\n")
         .start(db)
         .await;
@@ -68,14 +70,15 @@ async fn a_fallback_stays_for_the_rest_of_the_run_and_over_a_crash(db: Db) {
         .until(&format!("{path}/iterations"), |page| !page["data"].as_array().unwrap().is_empty())
         .await;
     service.kill().await;
+    service.write("scenarios/good.yaml", &good(0));
     service.restart().await;
     let run = service.until(&path, |run| run["status"] == "completed").await;
     assert_eq!(run["model"], "scripted/good", "{run:#}");
     let iterations = iterations(&service, &run).await;
-    assert!(!iterations.is_empty());
+    assert!(iterations.len() > 1, "some behind the crash: {iterations:#?}");
     for iteration in &iterations {
-        let who = (&iteration["provider"], &iteration["model"], &iteration["fallback"]);
-        assert_eq!(who, (&json!("scripted"), &json!("good"), &json!(true)));
+        let answered_by = (&iteration["provider"], &iteration["model"], &iteration["fallback"]);
+        assert_eq!(answered_by, (&json!("scripted"), &json!("good"), &json!(true)));
     }
     assert_eq!(iterations[0]["retries"], 4, "three tries of one model, one of the other");
     assert!(
@@ -134,6 +137,7 @@ async fn a_dead_model_is_left_alone(db: Db) {
         assert!(run["error"]["message"].as_str().unwrap().contains(why), "{run:#}");
         assert_eq!(context["attempts"], i32::from(called <= 6), "{run:#}");
     }
+    service.until_logged("breaker opened").await;
     let opened = service.log();
     let opened = opened.lines().find(|line| line.contains("breaker opened")).unwrap();
     for word in ["mock", "dead", "503", "30"] {

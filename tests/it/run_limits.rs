@@ -17,6 +17,7 @@ use chrono::{TimeDelta, Utc};
 use futures::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::mock_model::{MockModel, Reply};
 use crate::postgres_cluster;
@@ -35,7 +36,7 @@ fn setup(mock: &MockModel, limits: &str) -> Setup {
     );
     Setup::new()
         .agent("worker", "model: mock/gpt-4.1-mini\ninstructions: Work.\n")
-        .config(&format!("{provider}[runtime]\nlease = \"4s\"\n{limits}\n"))
+        .config(&format!("{provider}[runtime]\nlease = \"8s\"\n{limits}\n"))
 }
 
 /// A model that takes its time.
@@ -43,6 +44,21 @@ async fn model() -> MockModel {
     let mock = MockModel::start().await;
     mock.always(Reply::Delayed(Duration::from_millis(200), Box::new(Reply::text("done"))));
     mock
+}
+
+/// The same, whose answers are held until it is told.
+async fn held_model() -> (MockModel, watch::Sender<bool>) {
+    let mock = MockModel::start().await;
+    let (free, held) = watch::channel(false);
+    let late = Reply::Delayed(Duration::from_millis(200), Box::new(Reply::text("done")));
+    mock.always(Reply::Held(held, Box::new(late)));
+    (mock, free)
+}
+
+/// Lets the answers go when so many are waited for at once.
+async fn free_at(mock: &MockModel, free: &watch::Sender<bool>, open: usize) {
+    mock.wait_until(|counts| counts.open >= open).await;
+    free.send_replace(true);
 }
 
 async fn replicas(setup: impl Fn() -> Setup) -> Vec<Service> {
@@ -89,12 +105,12 @@ async fn many_starts_at_once_pass_no_limit() {
         ("max_concurrent_runs_per_key = 4", false),
         ("max_concurrent_runs_per_tenant = 4\nmax_concurrent_runs_per_key = 9", true),
     ] {
-        let mock = model().await;
+        let (mock, free) = held_model().await;
         let pooler = format!("\n[database]\ntransaction_pooler = {pooler}");
         let services = replicas(|| setup(&mock, &format!("{limits}{pooler}"))).await;
         let calls = (0..60).map(|n| completes(&services[n % 3], &services[0].key));
-        let refused: usize = join_all(calls).await.into_iter().sum();
-        assert!(refused > 0, "{limits}");
+        let (refused, ()) = tokio::join!(join_all(calls), free_at(&mock, &free, LIMIT));
+        assert!(refused.into_iter().sum::<usize>() > 0, "{limits}");
         assert_eq!((mock.counts().most, mock.counts().started), (LIMIT, 60), "{limits}");
     }
 }
@@ -102,23 +118,24 @@ async fn many_starts_at_once_pass_no_limit() {
 #[tokio::test]
 async fn queued_runs_and_requests_share_a_limit() {
     for limits in ["max_concurrent_runs_per_tenant = 4", "max_concurrent_runs_per_key = 4"] {
-        let mock = model().await;
+        let (mock, free) = held_model().await;
         let services = replicas(|| setup(&mock, limits)).await;
         let queued = join_all((0..40).map(|n| enqueue(&services[n % 3]))).await;
-        join_all((0..12).map(|n| completes(&services[n % 3], &services[0].key))).await;
+        let calls = (0..12).map(|n| completes(&services[n % 3], &services[0].key));
+        tokio::join!(join_all(calls), free_at(&mock, &free, LIMIT));
         for run in &queued {
             services[0].until(run, |run| run["status"] == "completed").await;
         }
         assert_eq!((mock.counts().most, mock.counts().started), (LIMIT, 52), "{limits}");
     }
     // Where one tenant has no place left, another one has all of its own.
-    let mock = MockModel::start().await;
-    mock.always(Reply::Delayed(Duration::from_secs(2), Box::new(Reply::text("done"))));
+    let (mock, free) = held_model().await;
     let services = replicas(|| setup(&mock, "max_concurrent_runs_per_tenant = 4")).await;
     let other = key(&services[0], "other").await;
     let queued = join_all((0..12).map(|n| enqueue(&services[n % 3]))).await;
     mock.wait_for_requests(LIMIT).await;
-    let refused = join_all((0..LIMIT).map(|n| completes(&services[n % 3], &other))).await;
+    let calls = join_all((0..LIMIT).map(|n| completes(&services[n % 3], &other)));
+    let (refused, ()) = tokio::join!(calls, free_at(&mock, &free, 2 * LIMIT));
     assert_eq!(refused, [0; LIMIT]);
     for run in &queued {
         services[0].until(run, |run| run["status"] == "completed").await;
@@ -202,7 +219,7 @@ async fn a_run_that_never_began_waits_for_a_place_again() {
     let url = postgres_cluster::fresh_database().await;
     let limits = "max_concurrent_runs_per_tenant = 1";
     let mut dies = setup(&mock, limits).start_on(url.clone()).await;
-    let at = Utc::now() + TimeDelta::seconds(4);
+    let at = Utc::now() + TimeDelta::seconds(10);
     let mut runs = Vec::new();
     for later in 0..3 {
         let body = json!({"available_at": at + TimeDelta::milliseconds(later)});

@@ -19,8 +19,8 @@ use crate::web_fetch::Site;
 
 on_both_stores! {
     shipped_examples_work,
-    a_script_reaches_what_it_was_given,
-    what_scripts_write_has_bounds,
+    a_script_reaches_only_its_workspace_and_environment,
+    output_of_scripts_has_bounds,
     progress_is_streamed_and_not_kept,
     the_gate_judges_scripts_like_other_tools,
     scripts_end_with_their_run_and_with_the_service,
@@ -128,6 +128,7 @@ async fn shipped_examples_work(db: Db) {
 /// Says what it gets, and tries what it must not do.
 const LOOKS: &str = r#"
 import json, os, socket, sys
+a = json.load(sys.stdin)
 def tried(what):
     try:
         return what() or "done"
@@ -135,7 +136,7 @@ def tried(what):
         return type(e).__name__
 w = os.environ["TOOLLOOP_WORKSPACE"]
 print(json.dumps({
-    "arguments": json.load(sys.stdin),
+    "arguments": a,
     "environment": sorted(os.environ),
     "run": os.environ["TOOLLOOP_RUN_ID"],
     "key": os.environ["TOOLLOOP_EFFECT_KEY"],
@@ -149,14 +150,14 @@ print(json.dumps({
     "not allowed": tried(lambda: open(w + "/made.txt", "w")),
     "read": tried(lambda: open(w + "/plain.txt").read()),
     "denied": tried(lambda: open(w + "/.env").read()),
-    "outside": tried(lambda: open(w + "/../../../toolloop.toml").read()),
+    "outside": tried(lambda: open(w + "/../../toolloop.toml").read()),
     "other tenant": tried(lambda: os.listdir(w + "/..")),
-    "network": tried(lambda: socket.create_connection(("127.0.0.1", 1), 1)),
+    "network": tried(lambda: socket.create_connection(("127.0.0.1", a["port"]), 1) and "done"),
     "temporary": tried(lambda: open(os.environ["TMPDIR"] + "/t", "w").write("x") and "done"),
 }))
 "#;
 
-async fn a_script_reaches_what_it_was_given(db: Db) {
+async fn a_script_reaches_only_its_workspace_and_environment(db: Db) {
     let more = ", env: [GREETING, SERVICE_TOKEN, NOT_THERE]";
     let set = format!(
         "tools:\n{}{}",
@@ -171,7 +172,9 @@ async fn a_script_reaches_what_it_was_given(db: Db) {
         .variable("SERVICE_TOKEN", "hunter2hunter2")
         .file("plain.txt", "plain")
         .file(".env", "canary");
-    let calls = [("script:look/changes", json!({"n": 1})), ("script:look/reads", json!({"n": 1}))];
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let given = json!({"n": 1, "port": listener.local_addr().unwrap().port()});
+    let calls = [("script:look/changes", given.clone()), ("script:look/reads", given.clone())];
     let service = with(setup, "['script:look/*']", governance, &calls).start(db).await;
     let run = service.run("worker", &json!({})).await;
     let results = results(&service, &run).await;
@@ -180,7 +183,7 @@ async fn a_script_reaches_what_it_was_given(db: Db) {
             serde_json::from_str(text).unwrap_or_else(|_| panic!("{text}\n{}", service.log()));
         let changes = index == 0;
         let expected = json!({
-            "arguments": {"n": 1},
+            "arguments": given,
             "named": "good day",
             "secret": "[redacted]",
             "own file": "notes",
@@ -237,8 +240,9 @@ async fn a_script_reaches_what_it_was_given(db: Db) {
     );
 }
 
-async fn what_scripts_write_has_bounds(db: Db) {
-    let own = if db == Db::Sqlite { "881.25" } else { "882.25" };
+async fn output_of_scripts_has_bounds(db: Db) {
+    let own = if db == Db::Sqlite { "881" } else { "882" };
+    let own = &format!("{own}.{}", std::process::id());
     let outlives = format!(
         "import os, sys, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        \
          os.execvp('sleep', ['sleep', '{own}'])\n    time.sleep(99)\nprint('gone')"
@@ -296,10 +300,10 @@ async fn progress_is_streamed_and_not_kept(db: Db) {
         say({'progress': 'x' * 5000})\n\
         say('{\"progress\": ' + '[' * 3000)\n\
         for i in range(2000): say({'progress': i})\n\
-        time.sleep(0.5)\n\
+        time.sleep(1)\n\
         say('plain words')\n\
         say({'progress': 'nearly'})\n\
-        time.sleep(0.3)\n\
+        time.sleep(1)\n\
         print('done')";
     let setup = Setup::new().tools("slow", &format!("tools:\n{}", python("job", program, "")));
     let calls = [("script:slow/job", json!({}))];
@@ -406,7 +410,8 @@ async fn the_gate_judges_scripts_like_other_tools(db: Db) {
 }
 
 async fn scripts_end_with_their_run_and_with_the_service(db: Db) {
-    let seconds = if db == Db::Sqlite { "6661.5" } else { "6662.5" };
+    let seconds = if db == Db::Sqlite { "6661" } else { "6662" };
+    let seconds = &format!("{seconds}.{}", std::process::id());
     let program = format!(
         "import os\nif os.fork() == 0: os.setsid()\nos.execvp('sleep', ['sleep', '{seconds}'])"
     );
@@ -501,7 +506,7 @@ async fn check_tells_file_and_line_of_a_bad_entry() {
     for (entry, expected) in table {
         let setup = Setup::new()
             .tools("odd", &format!("base_url: http://a.example\ntools:\n  - {entry}\n"));
-        let dir = setup.lay_out();
+        let dir = setup.write_directory();
         let checked = command(dir.path()).arg("check").output().await.unwrap();
         let said = String::from_utf8_lossy(&[checked.stdout, checked.stderr].concat()).into_owned();
         assert!(!checked.status.success(), "{entry}: {said}");

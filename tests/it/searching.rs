@@ -1,4 +1,4 @@
-//! Searching runs by words: what is found, and what nobody may find out by searching.
+//! Searching runs by words: what is found, and what must not be found out by searching.
 //!
 //! Crossings: tenants and redaction (below); filters and pages (below); plans of the statement
 //! (`store/plans.rs`); the console's box (`console_files.rs`).
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
-    runs_are_found_by_what_was_said_of_them,
+    runs_are_found_by_their_words,
     hostile_words_are_words,
-    what_is_not_served_is_not_found,
+    redacted_words_and_those_of_other_tenants_are_not_found,
     a_search_is_paged_and_filtered,
 }
 
@@ -49,9 +49,9 @@ fn id(run: &Value) -> String {
     run["run_id"].as_str().unwrap().to_owned()
 }
 
-async fn runs_are_found_by_what_was_said_of_them(db: Db) {
+async fn runs_are_found_by_their_words(db: Db) {
     let service = setup().start(db).await;
-    let asked = json!({"inputs": {"task": "Compare Invoice 4711\nwith the \"ledger\"", "depth": 7700},
+    let asked = json!({"inputs": {"task": "Compare Invoice 4711\nwith the \"ledger\"", "depth": 7_700_770_077_u64},
         "metadata": {"ticket": "ÖBB-42"}});
     let echo = id(&service.run("echo", &asked).await);
     let quiet = id(&service.run("quiet-accountant", &json!({"inputs": {"task": "nothing"}})).await);
@@ -61,7 +61,7 @@ async fn runs_are_found_by_what_was_said_of_them(db: Db) {
         ("invoice 4711", vec![&echo]),
         ("LEDGER\" compare", vec![&echo]),
         ("4711\twith", vec![&echo]),
-        ("7700", vec![&echo]),
+        ("7700770077", vec![&echo]),
         ("capital reykjavík", vec![&echo]), // its output
         ("\"they\"", vec![&echo]),
         ("öbb", vec![]),        // only A to Z are the same in both cases
@@ -118,7 +118,7 @@ async fn hostile_words_are_words(db: Db) {
     assert_eq!(nul.status, 400, "{:#}", nul.body);
 }
 
-async fn what_is_not_served_is_not_found(db: Db) {
+async fn redacted_words_and_those_of_other_tenants_are_not_found(db: Db) {
     let mut service = setup().start(db).await;
     let inputs = json!({"note": "call the bank", "password": "horse-battery", "text": "api_key=sk-live-abcdefghij1234567890"});
     let run = id(&service.run("parrot", &json!({"inputs": inputs})).await);

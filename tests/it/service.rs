@@ -28,7 +28,7 @@ pub enum Db {
 /// The administrator of every test service.
 pub const ADMIN_KEY: &str = "tl_testadmin_0123456789abcdefghjkmnpqrstvwxyz0123456789abcdefghjk";
 
-/// What a service is started with.
+/// The files, settings and environment of a service.
 #[derive(Debug, Default)]
 pub struct Setup {
     agents: BTreeMap<String, String>,
@@ -39,7 +39,7 @@ pub struct Setup {
     files: BTreeMap<String, String>,
     config: String,
     variables: Vec<(String, String)>,
-    clock_wrong_by: i64,
+    clock_ahead_by: i64,
     binary: Option<PathBuf>,
 }
 
@@ -88,7 +88,7 @@ impl Setup {
         self
     }
 
-    /// Lines of `toolloop.toml`. Unless they say something of `[governance]`, no test meets a rate
+    /// Lines of `toolloop.toml`. Without a `[governance]` section there is no rate
     /// limit.
     pub fn config(mut self, toml: &str) -> Self {
         self.config.push_str(toml);
@@ -102,24 +102,24 @@ impl Setup {
         self
     }
 
-    /// Its machine's clock is ahead by so many seconds.
-    pub fn clock_wrong_by(mut self, seconds: i64) -> Self {
-        self.clock_wrong_by = seconds;
+    /// Sets the machine's clock ahead by so many seconds.
+    pub fn clock_ahead_by(mut self, seconds: i64) -> Self {
+        self.clock_ahead_by = seconds;
         self
     }
 
-    /// Another build.
+    /// Uses another build of the binary.
     pub fn binary(mut self, path: &Path) -> Self {
         self.binary = Some(path.to_owned());
         self
     }
 
     pub async fn start(self, db: Db) -> Service {
-        let dir = self.lay_out();
+        let dir = self.write_directory();
         self.start_in(dir, db).await
     }
 
-    /// In a directory as it is: none of its files come from here.
+    /// Starts in an existing directory, without writing files to it.
     pub async fn start_in(self, dir: TempDir, db: Db) -> Service {
         let database_url = match db {
             Db::Sqlite => format!("sqlite://{}", dir.path().join("toolloop.db").display()),
@@ -128,8 +128,8 @@ impl Setup {
         self.launch(dir, database_url).await
     }
 
-    /// The directory of a service that a test starts by itself.
-    pub fn lay_out(&self) -> TempDir {
+    /// Writes the directory of a service that the test starts by itself.
+    pub fn write_directory(&self) -> TempDir {
         let dir = TempDir::new().unwrap();
         for (kind, files) in
             [("agents", &self.agents), ("scenarios", &self.scenarios), ("tools", &self.tools)]
@@ -159,15 +159,15 @@ impl Setup {
         dir
     }
 
-    /// On a database of the test's own.
+    /// Starts on a database that the test provides.
     pub async fn start_on(self, database_url: String) -> Service {
-        let dir = self.lay_out();
+        let dir = self.write_directory();
         self.launch(dir, database_url).await
     }
 
     async fn launch(self, dir: TempDir, database_url: String) -> Service {
         let (variables, binary) = (self.variables, self.binary.unwrap_or_else(|| BINARY.into()));
-        let clock = ("CLOCK_WRONG_BY", self.clock_wrong_by.to_string());
+        let clock = ("CLOCK_WRONG_BY", self.clock_ahead_by.to_string());
         let command = command_of(&binary, dir.path());
         let process = Process::start(command, &database_url, &variables, clock).await;
         Service {
@@ -219,7 +219,7 @@ impl Process {
         let (tell, address) = oneshot::channel();
         tokio::spawn(collect(child.stderr.take().unwrap(), Arc::clone(&log), Some(tell)));
         tokio::spawn(collect(child.stdout.take().unwrap(), Arc::clone(&log), None));
-        let address = tokio::time::timeout(Duration::from_secs(30), address).await;
+        let address = tokio::time::timeout(Duration::from_mins(2), address).await;
         let Ok(Ok(address)) = address else {
             panic!("the service did not start:\n{}", log.lock().unwrap().join("\n"));
         };
@@ -229,7 +229,7 @@ impl Process {
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_toolloop");
 
-/// The binary, told nothing by this process's environment.
+/// The binary, with an environment that inherits no settings of this process.
 pub fn command(dir: &Path) -> Command {
     command_of(Path::new(BINARY), dir)
 }
@@ -281,7 +281,7 @@ pub struct Service {
     expects_reclaims: bool,
 }
 
-/// No run may have been owned without being driven, unless the test brought that about.
+/// Checks that no run was owned without being driven, unless the test expects it.
 impl Drop for Service {
     fn drop(&mut self) {
         if self.expects_reclaims || std::thread::panicking() {
@@ -322,14 +322,14 @@ impl Service {
         answer(self.request(Method::DELETE, path)).await
     }
 
-    /// The loop; asserts that a run was started.
+    /// Runs the agent's loop, and asserts that a run was started.
     pub async fn run(&self, agent: &str, body: &Value) -> Value {
         let answer = self.post(&format!("/v1/agents/{agent}/invoke-iterative"), body).await;
         assert_eq!(answer.status, 200, "{:#}\n{}", answer.body, self.log());
         answer.body
     }
 
-    /// Queues a run without inputs; its path.
+    /// Queues a run without inputs, and returns its path.
     pub async fn enqueue(&self, agent: &str) -> String {
         let path = format!("/v1/agents/{agent}/invoke-iterative");
         let request = self.request(Method::POST, &path).header("prefer", "respond-async");
@@ -338,10 +338,10 @@ impl Service {
         format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap())
     }
 
-    /// Asks until the answer satisfies, at most 30 seconds.
+    /// Polls until the answer meets the condition, for at most a minute.
     pub async fn until(&self, path: &str, what: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
-        for _ in 0..3000 {
+        for _ in 0..6000 {
             last = self.get(path).await.body;
             if what(&last) {
                 return last;
@@ -351,10 +351,10 @@ impl Service {
         panic!("{path} never became what was expected: {last:#}\n{}", self.log());
     }
 
-    /// Waits until it has logged a text, at most 30 seconds: lines are written by a thread of their
-    /// own.
+    /// Waits until the log has a text, for at most a minute: a thread of its own writes the
+    /// lines.
     pub async fn until_logged(&self, text: &str) {
-        for _ in 0..3000 {
+        for _ in 0..6000 {
             if self.log().contains(text) {
                 return;
             }
@@ -363,7 +363,7 @@ impl Service {
         panic!("{text:?} was never logged:\n{}", self.log());
     }
 
-    /// The test takes runs away from their tasks.
+    /// Allows reclaimed runs: the test takes runs away from their tasks.
     pub fn expect_reclaims(&mut self) {
         self.expects_reclaims = true;
     }
@@ -381,7 +381,7 @@ impl Service {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        send(&self.process.child, signal);
+        send_signal(&self.process.child, signal);
     }
 
     /// Waits for the end of the process.
@@ -394,7 +394,7 @@ impl Service {
         self.restart_to_crash("never").await;
     }
 
-    /// Starts it again, to die at that point, e.g. `after_commit:7`.
+    /// Starts it again, and lets it crash at that point, e.g. `after_commit:7`.
     pub async fn restart_to_crash(&mut self, point: &str) {
         let point = ("CRASH_POINT", point.into());
         let command = command_of(&self.binary, self.dir.path());
@@ -421,19 +421,19 @@ impl Service {
     }
 
     fn status_in_mib(&self, field: &str) -> u64 {
-        let status = self.of_process("status");
+        let status = self.read_proc("status");
         let value = status.lines().find_map(|line| line.strip_prefix(field));
         value.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
     }
 
-    /// Hundredths of a second that the process has computed.
+    /// The processor time of the process, in hundredths of a second.
     pub fn processor_ticks(&self) -> u64 {
-        let stat = self.of_process("stat");
+        let stat = self.read_proc("stat");
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
-    fn of_process(&self, file: &str) -> String {
+    fn read_proc(&self, file: &str) -> String {
         let id = self.process.child.id().unwrap();
         std::fs::read_to_string(format!("/proc/{id}/{file}")).unwrap()
     }
@@ -474,7 +474,7 @@ macro_rules! on_both_stores {
 pub(crate) use on_both_stores;
 
 /// Sends a signal to a process that has not been waited for.
-pub fn send(child: &tokio::process::Child, signal: Signal) {
+pub fn send_signal(child: &tokio::process::Child, signal: Signal) {
     let id = i32::try_from(child.id().unwrap()).unwrap();
     rustix::process::kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
 }

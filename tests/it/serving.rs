@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
-    the_stream_operation_answers_events_whatever_is_accepted,
+    the_stream_operation_answers_events_for_every_accept_header,
     the_dry_run_operation_answers_what_the_field_answers,
     sessions_are_listed_newest_first,
     the_messages_of_a_session_are_paged,
@@ -62,7 +62,7 @@ fn frames(stream: &str) -> Vec<(Option<i64>, String, Value)> {
         .collect()
 }
 
-async fn the_stream_operation_answers_events_whatever_is_accepted(db: Db) {
+async fn the_stream_operation_answers_events_for_every_accept_header(db: Db) {
     let service = setup().start(db).await;
     let body = json!({"inputs": {"say": "hello"}});
     for accept in ["application/json", "*/*", "text/event-stream", "image/png"] {

@@ -16,9 +16,9 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     commands_run_and_are_journaled_as_they_ran,
-    what_is_not_listed_does_not_run_and_says_why,
+    commands_that_are_not_listed_are_refused_with_the_reason,
     a_command_can_need_an_approval,
-    rules_hold_for_what_a_program_is_told_to_run,
+    rules_hold_for_programs_that_programs_run,
     programs_end_with_their_run_and_with_the_service,
     a_parents_rules_hold_in_children,
     names_that_no_rule_can_be_held_for_are_refused,
@@ -114,7 +114,7 @@ async fn commands_run_and_are_journaled_as_they_ran(db: Db) {
     assert!(tool["description"].as_str().unwrap().contains("Sandbox: enforced"), "{tool:#}");
 }
 
-async fn what_is_not_listed_does_not_run_and_says_why(db: Db) {
+async fn commands_that_are_not_listed_are_refused_with_the_reason(db: Db) {
     let lines = [
         ("id", "what may run is echo, cat"),
         ("echo $(id)", "command substitution"),
@@ -168,7 +168,7 @@ async fn a_command_can_need_an_approval(db: Db) {
     assert!(results(&service, &run).await[1]["stdout"].as_str().unwrap().contains("made"));
 }
 
-async fn rules_hold_for_what_a_program_is_told_to_run(db: Db) {
+async fn rules_hold_for_programs_that_programs_run(db: Db) {
     let denied = [
         "env touch made",
         "echo made | xargs touch",
@@ -205,6 +205,7 @@ async fn rules_hold_for_what_a_program_is_told_to_run(db: Db) {
         assert!(reason.contains("which is denied by"), "{reason}");
     }
     let results = results(&service, &parked).await;
+    assert_eq!(results.len(), benign.len(), "{results:#?}");
     assert!(results.iter().all(|result| result["exit_code"] == 0), "{results:#?}");
     let made = service.dir.path().join("workspace/default/made");
     assert!(!made.exists());
@@ -221,14 +222,14 @@ pub fn is_alive(argument: &str) -> bool {
 pub async fn until_alive(argument: &str, expected: bool) {
     let since = Instant::now();
     while is_alive(argument) != expected {
-        assert!(since.elapsed() < Duration::from_secs(20), "sleep {argument}: not {expected}");
+        assert!(since.elapsed() < Duration::from_mins(1), "sleep {argument}: not {expected}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 async fn programs_end_with_their_run_and_with_the_service(db: Db) {
-    let own = if db == Db::Sqlite { "1" } else { "2" };
-    let [cancelled, killed] = [format!("7771{own}.5"), format!("7772{own}.5")];
+    let (own, id) = (if db == Db::Sqlite { "1" } else { "2" }, std::process::id());
+    let [cancelled, killed] = [format!("7771{own}.{id}"), format!("7772{own}.{id}")];
     let mut service = Setup::new()
         .agent("worker", &agent(RULES, ""))
         .scenario("worker", &scenario(&[&format!("sleep {cancelled} | cat")]))

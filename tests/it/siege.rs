@@ -91,7 +91,7 @@ impl Siege {
         let apart = Apart::new();
         let mock = apart.spawn(MockModel::start()).await.unwrap();
         let answers = AtomicU64::new(0);
-        mock.decides(move |request| {
+        mock.reply_by(move |request| {
             let number = answers.fetch_add(1, Ordering::Relaxed);
             answer(&mut Pieces::new(seed ^ (number << 20)), request)
         });

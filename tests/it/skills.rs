@@ -9,8 +9,8 @@ on_both_stores! {
     a_skill_is_read_when_it_is_needed_and_narrows_from_then_on,
     skills_are_active_from_the_start_by_definition_and_request,
     an_activated_skill_holds_after_a_crash,
-    what_skills_take_away_is_not_offered_and_blocked_alike,
-    a_decision_for_what_a_skill_took_away_is_blocked,
+    tools_that_skills_take_away_are_neither_offered_nor_executed,
+    a_decision_for_a_tool_that_a_skill_took_away_is_blocked,
 }
 
 const AGENT: &str = "
@@ -184,15 +184,18 @@ async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {
 }
 
 async fn an_activated_skill_holds_after_a_crash(db: Db) {
-    let steps = [
-        call("use_skill", "{name: careful}"),
-        "{tool_calls: [{tool: file_ops, arguments: {operation: list}}], delay_ms: 1500}".to_owned(),
-        call("file_ops", WRITE),
-        "{text: done}".to_owned(),
-    ];
+    let scenario = |delay: u32| {
+        let steps = [
+            call("use_skill", "{name: careful}"),
+            format!("{{tool_calls: [{{tool: file_ops, arguments: {LIST}}}], delay_ms: {delay}}}"),
+            call("file_ops", WRITE),
+            "{text: done}".to_owned(),
+        ];
+        format!("steps: [{}]", steps.join(", "))
+    };
     let mut service = Setup::new()
         .agent("worker", &agent("worker", "skills: [careful]"))
-        .scenario("worker", &format!("steps: [{}]", steps.join(", ")))
+        .scenario("worker", &scenario(600_000))
         .skill("careful", "autonomy: read-only\n", "Never write anything.")
         .start(db)
         .await;
@@ -205,6 +208,7 @@ async fn an_activated_skill_holds_after_a_crash(db: Db) {
     };
     service.until(&format!("{path}/events"), is_active).await;
     service.kill().await;
+    service.write("scenarios/worker.yaml", &scenario(0));
     service.restart().await;
     let run = service.until(&path, |run| run["status"] == "completed").await;
     let blocked = part(&service, &run, "events").await;
@@ -267,7 +271,7 @@ async fn assert_blocked(service: &Service, run: &Value, tool: &str, times: usize
     assert_eq!(records.iter().filter(blocked).count(), times, "{records:#?}");
 }
 
-async fn what_skills_take_away_is_not_offered_and_blocked_alike(db: Db) {
+async fn tools_that_skills_take_away_are_neither_offered_nor_executed(db: Db) {
     let (service, mock) = looking(db, LOOKING).await;
     let look = || Reply::call("http__fx__look", &json!({}));
     let all = ["file_ops", "http__fx__look", "use_skill"];
@@ -293,10 +297,11 @@ async fn what_skills_take_away_is_not_offered_and_blocked_alike(db: Db) {
     let body = json!({"definition": format!("name: worker{LOOKING}")});
     let replayed = service.post("/v1/agents/worker/policy/replay", &body).await;
     assert_eq!(replayed.status, 200, "{replayed:?}");
+    assert!(replayed.body["calls"].as_u64().unwrap() > 0, "{replayed:?}");
     assert_eq!(replayed.body["newly"]["allowed"], 0, "{replayed:?}");
 }
 
-async fn a_decision_for_what_a_skill_took_away_is_blocked(db: Db) {
+async fn a_decision_for_a_tool_that_a_skill_took_away_is_blocked(db: Db) {
     let (service, mock) = looking(db, &format!("{LOOKING}driver: react\n")).await;
     let decides = |tool: &str, args: Value| {
         let decision = json!({"thought": "t", "type": "call_tool", "tool": tool, "args": args});
@@ -327,7 +332,7 @@ async fn skills_are_read_again_without_a_restart() {
         .agent("waiting", &agent("worker", "skills: [later]"))
         .scenario("worker", "steps: [{text: done}]")
         .skill("style", "", "Be brief.");
-    let dir = setup.lay_out();
+    let dir = setup.write_directory();
     let check = command(dir.path()).arg("check").output().await.unwrap();
     assert!(
         String::from_utf8_lossy(&check.stderr)
@@ -344,8 +349,15 @@ async fn skills_are_read_again_without_a_restart() {
     service
         .write("skills/style/SKILL.md", "---\nname: style\ndescription: d\n---\nBe very brief.\n");
     service.until("/readyz", |ready| ready["definitions"] == json!([])).await;
-    let run = service.run("worker", &json!({})).await;
-    assert!(system_prompt(&service, &run).await.contains("Be very brief."));
+    // The two files may be seen one after the other.
+    for tried in 1.. {
+        let run = service.run("worker", &json!({})).await;
+        if system_prompt(&service, &run).await.contains("Be very brief.") {
+            break;
+        }
+        assert!(tried < 600, "the skill was not read again: {}", service.log());
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
     assert_eq!(service.run("waiting", &json!({})).await["status"], "completed");
 
     service.write("skills/style/SKILL.md", "---\nname: style\ncolour: red\n---\nBroken.\n");

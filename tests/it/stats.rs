@@ -6,7 +6,7 @@ use crate::service::{Db, Setup, on_both_stores};
 
 on_both_stores! {
     sums_are_told_by_tool_and_by_model,
-    what_a_deleted_session_took_stays,
+    the_usage_of_a_deleted_session_stays,
 }
 
 const AGENT: &str = "
@@ -92,7 +92,7 @@ async fn sums_are_told_by_tool_and_by_model(db: Db) {
     }
 }
 
-async fn what_a_deleted_session_took_stays(db: Db) {
+async fn the_usage_of_a_deleted_session_stays(db: Db) {
     let setup = Setup::new().agent("reader", AGENT).scenario("reader", STEPS);
     let service = setup.start(db).await;
     for _ in 0..2 {

@@ -43,16 +43,16 @@ use toolloop::run::{
     Totals, TraceContext,
 };
 use toolloop::store::{
-    self, AuditRow, DefinitionSnapshot, DeletedRun, Idempotency, LeftFiles, NewRun, Page,
-    QueuePlace, RunWrite, Store, StoreError, WriteOutcome,
+    self, AuditRow, DefinitionSnapshot, DeletedRun, Idempotency, NewRun, Page, QueuePlace,
+    RemovedFiles, RunWrite, Store, StoreError, WriteOutcome,
 };
 use uuid::Uuid;
 
 use crate::postgres_cluster;
 
 /// Deleted runs that leave no files.
-fn no_files(_: &[DeletedRun]) -> BoxFuture<'static, LeftFiles> {
-    std::future::ready(LeftFiles::default()).boxed()
+fn no_files(_: &[DeletedRun]) -> BoxFuture<'static, RemovedFiles> {
+    std::future::ready(RemovedFiles::default()).boxed()
 }
 
 /// A migrated store of its own.
@@ -499,8 +499,11 @@ async fn a_schema_one_step_ahead_is_used_and_one_further_ahead_is_refused(db: Db
 }
 
 #[tokio::test]
-async fn nobody_behind_the_url_is_a_failure_that_may_pass() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+async fn an_unreachable_postgres_is_a_failure_that_may_pass() {
+    // The port is taken, so that no other test listens there.
+    let silent = tokio::net::TcpSocket::new_v4().unwrap();
+    silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = silent.local_addr().unwrap().port();
     let error = store::open(&format!("postgres://u:hunter2@127.0.0.1:{port}/x"), 10, false)
         .await
         .err()

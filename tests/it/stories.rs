@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
@@ -13,10 +15,10 @@ on_both_stores! {
     a_first_text_answer_is_confirmed,
     single_shot_makes_one_model_call,
     limits_end_a_run_with_their_names,
-    what_the_gate_refuses_is_told_to_the_model,
+    refusals_of_the_gate_are_told_to_the_model,
     a_request_can_only_narrow,
     cancel_reaches_a_hanging_model_call,
-    a_taken_run_id_harms_nobody,
+    a_taken_run_id_leaves_its_run_alone,
     more_runs_than_there_is_room_for_are_refused,
     cancel_is_the_same_twice_and_after_the_end,
     a_cancel_is_kept_or_the_end_is_told,
@@ -156,6 +158,8 @@ async fn every_fact_is_kept(db: Db) {
     }
     let later = service.get(&format!("/v1/runs/{id}/events?after=11")).await.body;
     assert_eq!(later["data"].as_array().unwrap().len(), 2);
+    let beyond = service.get(&format!("/v1/runs/{id}/events?after={}", i64::MAX)).await;
+    assert_eq!((beyond.status.as_u16(), &beyond.body["data"]), (200, &json!([])), "{beyond:?}");
 
     let calls = service.get(&format!("/v1/runs/{id}/tool-calls")).await.body;
     let second = &calls["data"][1];
@@ -285,7 +289,7 @@ async fn limits_end_a_run_with_their_names(db: Db) {
     );
 }
 
-async fn what_the_gate_refuses_is_told_to_the_model(db: Db) {
+async fn refusals_of_the_gate_are_told_to_the_model(db: Db) {
     let steps = r#"
 steps:
   - tool_calls:
@@ -381,6 +385,11 @@ async fn hanging(service: &Service, id: u128) -> (String, tokio::task::JoinHandl
         service.request(reqwest::Method::POST, "/v1/agents/sleeper/invoke-iterative").json(&body);
     let call = tokio::spawn(async move { crate::service::answer(request).await.body });
     service.until(&format!("/v1/runs/{id}"), |run| run["status"] == "running").await;
+    let is_asked = |events: &Value| {
+        let mut events = events["data"].as_array().into_iter().flatten();
+        events.any(|event| event["type"] == "iteration.started")
+    };
+    service.until(&format!("/v1/runs/{id}/events"), is_asked).await;
     (id, call)
 }
 
@@ -403,7 +412,7 @@ async fn cancel_reaches_a_hanging_model_call(db: Db) {
     );
 }
 
-async fn a_taken_run_id_harms_nobody(db: Db) {
+async fn a_taken_run_id_leaves_its_run_alone(db: Db) {
     let service = sleeper().start(db).await;
     let (id, call) = hanging(&service, 10).await;
     let body = json!({"inputs": {"task": "x"}, "run_id": id});
@@ -473,7 +482,7 @@ async fn a_cancel_is_kept_or_the_end_is_told(db: Db) {
 const SLOW_READING: &str = r#"
 steps:
   - tool_calls: [{tool: file_ops, arguments: {operation: read, path: notes.txt}}]
-  - delay_ms: 1500
+  - delay_ms: 600000
     tool_calls: [{tool: file_ops, arguments: {operation: read, path: notes.txt}}]
   - text: '{"read": "{{ results[0] | trim }}"}'
 "#;
@@ -492,6 +501,7 @@ async fn a_killed_service_resumes_its_runs(db: Db) {
     service.until(&format!("/v1/runs/{id}"), |run| run["iterations"] == 1).await;
     service.kill().await;
     assert!(call.await.unwrap().is_err(), "the connection died with the process");
+    service.write("scenarios/reader.yaml", &SLOW_READING.replace("600000", "0"));
     service.restart().await;
     let run = service.until(&format!("/v1/runs/{id}"), |run| run["finished_at"].is_string()).await;
     assert_eq!(
@@ -508,9 +518,17 @@ async fn a_killed_service_resumes_its_runs(db: Db) {
 }
 
 async fn a_terminated_service_hands_its_runs_on(db: Db) {
+    let mock = MockModel::start().await;
+    let (free, held) = watch::channel(false);
+    let read = Reply::call("file_ops", &json!({"operation": "read", "path": "notes.txt"}));
+    mock.script([
+        read.clone(),
+        Reply::Held(held, Box::new(read)),
+        Reply::text(r#"{"read": "seventeen"}"#),
+    ]);
     let setup = Setup::new()
-        .agent("reader", READER)
-        .scenario("reader", SLOW_READING)
+        .agent("reader", &READER.replace("scripted/reader", "mock/reader"))
+        .config(&format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url()))
         .file("notes.txt", "seventeen\n");
     let mut service = setup.start(db).await;
     let body = json!({"inputs": {"task": "x"}});
@@ -518,11 +536,13 @@ async fn a_terminated_service_hands_its_runs_on(db: Db) {
         service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     let call = tokio::spawn(async move { crate::service::answer(request).await });
     service.until("/v1/runs", |runs| runs["data"][0]["iterations"] == 1).await;
+    mock.wait_for_requests(2).await;
     service.signal(crate::service::Signal::TERM);
     let draining = service.until("/readyz", |ready| ready["status"] != "ready").await;
     assert_eq!(draining["status"], "draining", "{draining:#}");
     let refused = service.post("/v1/agents/reader/invoke-iterative", &body).await;
     assert_eq!((refused.status.as_u16(), &refused.body["code"]), (503, &json!("DRAINING")));
+    free.send_replace(true);
     assert_eq!(service.exit_code().await, Some(0), "{}", service.log());
     let answer = call.await.unwrap();
     assert_eq!(

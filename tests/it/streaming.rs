@@ -1,12 +1,14 @@
-//! Event streams: what a reader sees, how it resumes, and that it harms nobody.
+//! Event streams: what a reader sees, how it resumes, and that it harms no other.
 
 use std::time::Duration;
 
 use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::fault_rounds::rounds;
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
@@ -139,7 +141,7 @@ steps:
 fn worker() -> Setup {
     Setup::new().agent("worker", WORKER).scenario("worker", WORKING).agent("sleeper", &WORKER.replace("worker", "sleeper")).scenario(
         "sleeper",
-        "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: \".\"}}]}, {delay_ms: 60000, text: late}]",
+        "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: \".\"}}]}, {delay_ms: 600000, text: late}]",
     )
 }
 
@@ -210,7 +212,9 @@ async fn a_stream_resumes_after_any_event_without_loss_or_repetition(db: Db) {
 }
 
 async fn a_stream_continues_after_a_crash(db: Db) {
-    let mut service = worker().config("[runtime]\nlease = \"2s\"").start(db).await;
+    let late = WORKING.replace("delay_ms: 700", "delay_ms: 600000");
+    let mut service =
+        worker().scenario("worker", &late).config("[runtime]\nlease = \"2s\"").start(db).await;
     let run = queued(&service, "worker").await;
     let mut reader = follow(&service, &run, None).await;
     let mut seen = Vec::new();
@@ -221,6 +225,7 @@ async fn a_stream_continues_after_a_crash(db: Db) {
     while let Some(frame) = reader.next().await {
         seen.push(frame);
     }
+    service.write("scenarios/worker.yaml", WORKING);
     service.restart().await;
     seen.extend(follow(&service, &run, seen.last().map(|frame| frame.id)).await.rest().await);
     assert_eq!(seen, follow(&service, &run, None).await.rest().await);
@@ -247,14 +252,19 @@ async fn resuming_after_the_last_event_is_answered_204(db: Db) {
 }
 
 async fn a_stream_from_beyond_the_last_event_ends_with_the_run(db: Db) {
+    let mock = MockModel::start().await;
     let service = Setup::new()
-        .agent("slow", "model: scripted/slow\nenable_double_confirmation: false\n")
-        .scenario("slow", "steps: [{delay_ms: 300, text: done}]")
+        .agent("slow", "model: mock/slow\nenable_double_confirmation: false\n")
+        .config(&format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url()))
         .start(db)
         .await;
     for after in [9_999, i64::MAX] {
+        let (free, held) = watch::channel(false);
+        mock.script([Reply::Held(held, Box::new(Reply::text("done")))]);
         let run = queued(&service, "slow").await;
-        let seen = follow(&service, &run, Some(after)).await.rest().await;
+        let reader = follow(&service, &run, Some(after)).await;
+        free.send_replace(true);
+        let seen = reader.rest().await;
         assert_eq!(seen.last().unwrap().event, "run.completed", "{seen:#?}");
     }
 }
@@ -279,7 +289,7 @@ async fn an_invalid_last_event_id_is_rejected(db: Db) {
     assert_eq!((answer.status.as_u16(), &answer.body["code"]), (404, &json!("NOT_FOUND")));
 }
 
-/// Whoever drives the run, every replica streams it.
+/// Every replica streams a run, whichever drives it.
 #[tokio::test]
 async fn a_stream_from_another_replica_is_the_same() {
     let here = worker().start(Db::Postgres).await;
@@ -374,19 +384,15 @@ steps:
 
 async fn a_queued_run_that_is_followed_a_moment_later_streams_its_first_answer(db: Db) {
     let text = "Slowly, word by word, with a good deal still to say.";
-    let scenario = format!("steps: [{{delay_ms: 3000, text: '{text}'}}]");
+    let scenario = format!("steps: [{{delay_ms: 8000, text: '{text}'}}]");
     let setup = Setup::new().agent("writer", &WORKER.replace("worker", "writer"));
     let service = setup.scenario("writer", &scenario).start(db).await;
     let run = queued(&service, "writer").await;
-    // The model writes already.
-    loop {
-        let events = service.get(&format!("/v1/runs/{run}/events")).await.body;
-        let events = events["data"].as_array().unwrap();
-        if events.iter().any(|event| event["type"] == "iteration.started") {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    let writes_already = |events: &Value| {
+        let mut events = events["data"].as_array().unwrap().iter();
+        events.any(|event| event["type"] == "iteration.started")
+    };
+    service.until(&format!("/v1/runs/{run}/events"), writes_already).await;
     let mut reader = follow(&service, &run, None).await;
     while reader.next().await.unwrap().event != "model.responded" {}
     assert!(reader.deltas.len() > 2, "{:?}", reader.deltas);

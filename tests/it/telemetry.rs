@@ -1,8 +1,7 @@
-//! What the service says about itself: the metrics, the traces and the log, and that nobody who
-//! listens to them can hold a run up or learn a secret.
+//! What the service says about itself: the metrics, the traces and the log, and that those who
+//! read them can neither hold a run up nor learn a secret.
 
 use std::collections::BTreeMap;
-use std::net::TcpListener as StdListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::process::Child;
 use tokio::sync::watch;
 
@@ -28,9 +27,10 @@ use crate::postgres_cluster;
 use crate::service::{ADMIN_KEY, Db, Setup, answer, command, on_both_stores};
 
 on_both_stores! {
-    metrics_count_what_a_run_did,
+    metrics_count_the_work_of_runs,
+    tools_that_callers_bring_along_share_one_label,
     a_run_that_ends_in_the_queue_is_counted,
-    what_waits_is_measured,
+    waiting_work_is_measured,
 }
 
 const READER: &str = "
@@ -64,7 +64,8 @@ fn assert_all_are_explained(metrics: &str) {
     }
 }
 
-async fn metrics_count_what_a_run_did(db: Db) {
+#[expect(clippy::too_many_lines, reason = "one story")]
+async fn metrics_count_the_work_of_runs(db: Db) {
     let mock = MockModel::start().await;
     let service = with_model(&mock).start(db).await;
     mock.script([
@@ -82,6 +83,19 @@ async fn metrics_count_what_a_run_did(db: Db) {
     service.get("/v1/runs/not-a-run").await;
     service.get("/never/heard/of").await;
 
+    // An answer can be here before it is counted, and before its run has left its place.
+    let is_counted = |body: &Value| {
+        let text = body.as_str().unwrap();
+        [
+            "toolloop_runs_in_flight 0\n",
+            r#"{route="/v1/agents/{name}/invoke-iterative",method="POST",status="200"} 2"#,
+            r#"{route="/v1/runs/{id}",method="GET",status="404"} 1"#,
+            r#"{route="unmatched",method="GET",status="404"} 1"#,
+        ]
+        .iter()
+        .all(|counted| text.contains(counted))
+    };
+    service.until("/metrics", is_counted).await;
     let scraped = answer(service.http.get(service.url("/metrics"))).await;
     assert_eq!(scraped.status, StatusCode::OK);
     assert_eq!(scraped.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
@@ -146,6 +160,24 @@ async fn metrics_count_what_a_run_did(db: Db) {
     assert!(!text.contains("/never"), "a caller cannot make up labels");
 }
 
+async fn tools_that_callers_bring_along_share_one_label(db: Db) {
+    let mock = MockModel::start().await;
+    let service = with_model(&mock).start(db).await;
+    mock.script([Reply::call("named_by_the_caller", &json!({})), Reply::text("17")]);
+    let tool = json!({"name": "named_by_the_caller", "description": "Asks.",
+        "input_schema": {"type": "object", "required": ["question"]}});
+    let run = service.run("reader", &json!({"client_tools": [tool]})).await;
+    assert_eq!(
+        (&run["status"], &run["tool_calls_made"]),
+        (&json!("completed"), &json!(1)),
+        "{run:#}"
+    );
+    let counted = r#"toolloop_tool_calls_total{tool="other",outcome="failed"} 1"#;
+    let is_counted = |body: &Value| body.as_str().unwrap().contains(counted);
+    let text = service.until("/metrics", is_counted).await.to_string();
+    assert!(!text.contains("named_by_the_caller"), "a caller cannot make up labels");
+}
+
 async fn a_run_that_ends_in_the_queue_is_counted(db: Db) {
     let mock = MockModel::start().await;
     let service = with_model(&mock).config("[runtime]\nqueue_workers = 1").start(db).await;
@@ -170,7 +202,7 @@ async fn a_run_that_ends_in_the_queue_is_counted(db: Db) {
     service.until_logged(&format!(r#""message":"run ended","run_id":"{waiting}""#)).await;
 }
 
-async fn what_waits_is_measured(db: Db) {
+async fn waiting_work_is_measured(db: Db) {
     let mock = MockModel::start().await;
     let asks = format!("{READER}governance: {{tool_policies: {{file_ops: ask}}}}\n");
     let setup = with_model(&mock).agent("asks", &asks).config("[runtime]\nqueue_workers = 1");
@@ -408,8 +440,8 @@ struct Watched {
 
 impl Watched {
     async fn start(setup: Setup, database_url: &str, environment: &[(&str, &str)]) -> Self {
-        let dir = setup.lay_out();
-        let port = StdListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let dir = setup.write_directory();
+        let port = postgres_cluster::free_port();
         let listen = format!("127.0.0.1:{port}");
         let child = command(dir.path())
             .args([
@@ -454,7 +486,7 @@ impl Watched {
 
     /// SIGTERM; the process must end well.
     async fn stop(&mut self) {
-        crate::service::send(&self.child, crate::service::Signal::TERM);
+        crate::service::send_signal(&self.child, crate::service::Signal::TERM);
         let ended = tokio::time::timeout(PATIENCE, self.child.wait())
             .await
             .expect("the service does not stop");
@@ -474,8 +506,10 @@ fn talkative() -> Setup {
 
 #[tokio::test]
 async fn an_unreachable_collector_does_not_affect_runs() {
-    let closed = StdListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let endpoint = format!("http://{closed}");
+    // The port is taken, so that no other test listens there.
+    let closed = TcpSocket::new_v4().unwrap();
+    closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let endpoint = format!("http://{}", closed.local_addr().unwrap());
     let environment = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str())];
     let mut service = Watched::start(talkative(), EMBEDDED, &environment).await;
     let mut log = BufReader::new(service.child.stderr.take().unwrap()).lines();
@@ -490,7 +524,7 @@ async fn an_unreachable_collector_does_not_affect_runs() {
         }
         panic!("the log ended without a warning");
     };
-    tokio::time::timeout(PATIENCE, warned).await.expect("nobody was told");
+    tokio::time::timeout(PATIENCE, warned).await.expect("no warning was logged");
     service.run("chatty").await;
     service.stop().await;
 }
@@ -521,7 +555,7 @@ async fn a_closed_log_does_not_stop_the_service() {
     service.stop().await;
 }
 
-fn names_whose_it_was(line: &Value) {
+fn names_its_owner(line: &Value) {
     let trace = line["run_id"].as_str().unwrap().replace('-', "");
     assert_eq!(
         (&line["tenant"], &line["subject"], &line["trace_id"]),
@@ -597,7 +631,7 @@ async fn the_log_has_a_line_per_run_and_no_secrets() {
         (&ended[1]["status"], &ended[1]["reason"]),
         (&json!("failed"), &json!("model_error"))
     );
-    names_whose_it_was(ended[0]);
+    names_its_owner(ended[0]);
     assert_eq!(ours("model call is repeated")[0]["run_id"], run["run_id"]);
     let answered = ours("answered");
     assert!(

@@ -3,8 +3,8 @@
 //! | met by | |
 //! |---|---|
 //! | streaming | `a_browser_follows_a_run_with_a_token_in_the_query`, `a_stream_ends_when_its_token_expires` |
-//! | children, sessions | `a_token_reaches_its_run_and_what_that_started`, `a_token_of_a_session_reaches_its_runs` |
-//! | parked runs, approvals, client tools | `a_token_answers_what_its_run_waits_for` |
+//! | children, sessions | `a_token_reaches_its_run_and_its_children`, `a_token_of_a_session_reaches_its_runs` |
+//! | parked runs, approvals, client tools | `a_token_answers_pending_calls_of_its_run` |
 //! | cancel, answers of commands | `a_token_that_may_not_read_learns_the_status_alone` |
 //! | tenants, scopes, keys | `a_token_is_never_wider_than_its_maker` |
 //! | other replicas, restarts | `a_token_outlives_a_restart` |
@@ -21,9 +21,9 @@ on_both_stores! {
     a_token_opens_its_run_and_nothing_else,
     a_browser_follows_a_run_with_a_token_in_the_query,
     a_stream_ends_when_its_token_expires,
-    a_token_reaches_its_run_and_what_that_started,
+    a_token_reaches_its_run_and_its_children,
     a_token_of_a_session_reaches_its_runs,
-    a_token_answers_what_its_run_waits_for,
+    a_token_answers_pending_calls_of_its_run,
     a_token_that_may_not_read_learns_the_status_alone,
     a_token_is_never_wider_than_its_maker,
     a_token_outlives_a_restart,
@@ -166,18 +166,18 @@ async fn a_stream_ends_when_its_token_expires(db: Db) {
     let service = setup().start(db).await;
     let path = service.enqueue("sleeper").await;
     let run = path.rsplit('/').next().unwrap();
-    let body = json!({"run_id": run, "actions": ["stream", "read"], "ttl_seconds": 4});
+    let body = json!({"run_id": run, "actions": ["stream", "read"], "ttl_seconds": 6});
     let token = token(&service, body).await;
     let stream = service.http.get(service.url(&format!("/v1/runs/{run}/events")));
     let stream =
         stream.bearer_auth(&token).header("accept", "text/event-stream").send().await.unwrap();
     assert_eq!(stream.status(), 200);
-    let text = tokio::time::timeout(Duration::from_secs(12), stream.text()).await.unwrap().unwrap();
+    let text = tokio::time::timeout(Duration::from_mins(1), stream.text()).await.unwrap().unwrap();
     assert!(text.contains(": the API key or token is revoked or has expired"), "{text}");
     assert_eq!(status(&service, &token, &format!("/v1/runs/{run}")).await, 401);
 }
 
-async fn a_token_reaches_its_run_and_what_that_started(db: Db) {
+async fn a_token_reaches_its_run_and_its_children(db: Db) {
     let service = setup().start(db).await;
     let parent = service.run("parent", &json!({})).await;
     let children = service.get(&format!("/v1/runs?parent_run_id={}", id(&parent))).await.body;
@@ -210,7 +210,7 @@ async fn a_token_of_a_session_reaches_its_runs(db: Db) {
     assert_eq!(ask(&service, &token, Method::DELETE, &delete).await.0, 403);
 }
 
-async fn a_token_answers_what_its_run_waits_for(db: Db) {
+async fn a_token_answers_pending_calls_of_its_run(db: Db) {
     let service = setup().start(db).await;
     let tools = json!({"client_tools": [{"name": "ask", "input_schema": {"type": "object"}}]});
     let run = service.post("/v1/agents/asker/invoke-iterative", &tools).await.body;

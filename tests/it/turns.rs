@@ -7,7 +7,7 @@
 //! | tenants, keys | `a_limit_holds_for_its_tenant_or_key_alone` |
 //! | another replica | `a_limit_holds_for_all_replicas` |
 //! | crash | a run that was begun goes on whatever the limits say: `claims`, with `claim_begun` |
-//! | sessions | `a_run_that_is_to_begin_later_holds_up_nobody_in_its_session` |
+//! | sessions | `a_run_that_is_to_begin_later_holds_up_no_other_of_its_session` |
 //! | cancel, idempotency, dry run | `a_run_begins_when_it_may` |
 //! | streaming | a stream is a synchronous request like any other |
 //! | budgets | the time of a run counts from its start: `a_run_begins_when_it_may` |
@@ -28,7 +28,7 @@ on_both_stores! {
     children_and_parked_runs_need_no_place_of_their_own,
     higher_priorities_go_first,
     a_run_begins_when_it_may,
-    a_run_that_is_to_begin_later_holds_up_nobody_in_its_session,
+    a_run_that_is_to_begin_later_holds_up_no_other_of_its_session,
 }
 
 fn setup(config: &str) -> Setup {
@@ -212,8 +212,8 @@ async fn higher_priorities_go_first(db: Db) {
 
 async fn a_run_begins_when_it_may(db: Db) {
     let service = setup("").start(db).await;
-    let at = Utc::now() + TimeDelta::seconds(3);
-    let body = json!({"available_at": at, "priority": 9, "budget": {"max_duration_seconds": 2}});
+    let at = Utc::now() + TimeDelta::seconds(9);
+    let body = json!({"available_at": at, "priority": 9, "budget": {"max_duration_seconds": 8}});
     let accepted = enqueue(&service, "quick", &body).await;
     let run = path_of(&accepted);
     assert_eq!(accepted.body["status"], "queued");
@@ -266,9 +266,9 @@ async fn a_run_begins_when_it_may(db: Db) {
     assert_eq!(service.post("/v1/agents/quick/dry-run", &dry).await.status, 200);
 }
 
-async fn a_run_that_is_to_begin_later_holds_up_nobody_in_its_session(db: Db) {
+async fn a_run_that_is_to_begin_later_holds_up_no_other_of_its_session(db: Db) {
     let service = setup("").start(db).await;
-    let at = Utc::now() + TimeDelta::seconds(3);
+    let at = Utc::now() + TimeDelta::seconds(10);
     let said = json!({"session_id": "s", "available_at": at});
     let later = path_of(&enqueue(&service, "quick", &said).await);
     let now = service.run("quick", &json!({"session_id": "s"})).await;

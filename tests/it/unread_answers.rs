@@ -29,7 +29,7 @@ async fn unread(service: &Service, path: &str) -> TcpStream {
 }
 
 #[tokio::test]
-async fn who_does_not_read_loses_an_answer_that_others_wait_for() {
+async fn answers_that_are_not_read_give_way_to_others() {
     let service = Setup::new()
         .scenario("none", "steps: [{text: x}]")
         .agent("reader", "model: scripted/none\n")

@@ -71,7 +71,7 @@ fn answer(completed: &Value) -> Value {
     serde_json::from_str(content).unwrap_or_else(|_| panic!("{content}"))
 }
 
-fn hides_what_is_denied(completed: &Value) {
+fn hides_denied_files(completed: &Value) {
     let read = answer(completed);
     assert_eq!((&read["exit_code"], &read["stdout"]), (&json!(1), &json!("open")), "{read:#}");
 }
@@ -92,7 +92,7 @@ async fn without_landlock_nothing_runs_unless_the_operator_says_so() {
     let config = "[tools.shell]\nrequire_sandbox = false\n";
     let (service, tool, results) = tried(&LANDLOCK, config).await;
     assert_eq!((&tool["sandbox"], &tool["unavailable"]), (&json!("partial"), &Value::Null));
-    hides_what_is_denied(&results[0]);
+    hides_denied_files(&results[0]);
     assert_eq!(answer(&results[1])["sandbox"], "partial");
     assert!(service.dir.path().join("workspace/default/work/new.txt").exists());
 }
@@ -102,7 +102,7 @@ async fn without_namespaces_programs_are_held_and_have_no_network() {
     let (service, tool, results) = tried(&UNSHARE, "").await;
     let told = (&tool["sandbox"], &tool["network"], &tool["unavailable"]);
     assert_eq!(told, (&json!("enforced"), &json!(false), &Value::Null), "{tool:#}");
-    hides_what_is_denied(&results[0]);
+    hides_denied_files(&results[0]);
     assert_eq!(answer(&results[1])["exit_code"], 0, "{}", results[1]);
     assert!(service.dir.path().join("workspace/default/work/new.txt").exists());
 }

@@ -3,7 +3,7 @@
 //! Crossings: a child fetches what its own definition allows and its parent's does not deny (below);
 //! parked runs, sessions, cancel, a crash, other replicas, streaming, budgets and tenants see a call
 //! that only reads, like any other; skills and tool policies bound it by its name; a dry run offers it
-//! and asks nobody; the console, the command line and generated clients show calls by their rows.
+//! and asks no host; the console, the command line and generated clients show calls by their rows.
 
 use axum::Router;
 use axum::body::Body;
@@ -24,11 +24,11 @@ on_both_stores! {
     pages_of_allowed_hosts_are_read,
     robots_are_asked_where_the_operator_says_so,
     a_host_that_one_agent_may_not_reach_stays_open_to_others,
-    a_child_is_denied_what_its_parent_is,
+    a_child_is_denied_the_hosts_denied_to_its_parent,
     a_literal_address_that_is_not_public_is_blocked,
 }
 
-/// A site, and one beside it that nobody is allowed.
+/// A site that counts what it is asked.
 pub(crate) struct Site {
     pub(crate) port: u16,
     requests: Arc<AtomicUsize>,
@@ -165,6 +165,7 @@ async fn pages_of_allowed_hosts_are_read(db: Db) {
     let run = service.run("reader", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
     let rows = rows(&service, &run).await;
+    assert_eq!(rows.len(), table.len(), "{rows:#?}");
     for (row, (url, expected)) in rows.iter().zip(&table) {
         // A megabyte of nested elements is over this service's bound.
         let expected =
@@ -195,6 +196,7 @@ async fn robots_are_asked_where_the_operator_says_so(db: Db) {
         .await;
     let run = service.run("reader", &json!({})).await;
     let rows = rows(&service, &run).await;
+    assert_eq!(rows.len(), 3, "{rows:#?}");
     let expected = ["asks robots to stay away", "has no text", "xxxxxxxx"];
     for (row, expected) in rows.iter().zip(expected) {
         assert!(result(row).contains(expected), "{expected}: {row:#}");
@@ -223,7 +225,7 @@ async fn a_host_that_one_agent_may_not_reach_stays_open_to_others(db: Db) {
     assert!(result(&told[0]).contains("xxxxxxxx"), "{told:#?}");
 }
 
-async fn a_child_is_denied_what_its_parent_is(db: Db) {
+async fn a_child_is_denied_the_hosts_denied_to_its_parent(db: Db) {
     let site = Site::start("127.0.0.2").await;
     let url = json!({"url": format!("http://127.0.0.2:{}/data", site.port)});
     let allowed = format!("allow: ['127.0.0.2:{}'], allow_private: [127.0.0.2]", site.port);

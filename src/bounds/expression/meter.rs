@@ -13,9 +13,9 @@ const MAX_TIME: Duration = Duration::from_secs(2);
 const MAX_KEPT: usize = 16 * 1024 * 1024;
 /// Bytes that a value takes where it is kept, beside its text.
 const NODE: usize = 32;
-/// What every turn of a loop calls. No source can: it is no identifier.
+/// The function that every iteration of a loop calls. No source can call it: it is no identifier.
 pub(super) const TURN: &str = "@turn";
-/// What looks at a value before it is kept in a larger one.
+/// The function that checks the size of a value before it becomes part of a larger one.
 pub(super) const KEPT: &str = "@kept";
 
 /// Counts and times the turns of one evaluation's loops, and counts what it keeps.
@@ -26,7 +26,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// An evaluation begins.
+    /// A meter for an evaluation that begins now.
     pub(super) fn new() -> Self {
         let until = Instant::now() + MAX_TIME;
         Self { turns: AtomicU64::new(0), until, kept: AtomicUsize::new(0) }
@@ -62,7 +62,7 @@ impl Meter {
     }
 }
 
-/// About the bytes of a value; where they are more than so many, it is not looked at to its end.
+/// The approximate size of a value in bytes. Counting stops once it exceeds `most`.
 fn size_of(value: &cel::Value, most: usize) -> usize {
     let mut sum = NODE;
     match value {

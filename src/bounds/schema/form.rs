@@ -1,7 +1,7 @@
-//! What a schema may be before it is compiled, and how it is made one whose validation is counted.
+//! Checks a schema before it is compiled, and prepares it so that its validation can be counted.
 //!
-//! Schemas are walked as the library does: through the keywords that hold schemas. What a
-//! reference leads to elsewhere counts as one too.
+//! Schemas are walked as the library does: through the keywords that hold schemas. The target of a
+//! reference counts as a schema, too.
 
 use serde_json::{Map, Value, json};
 
@@ -64,7 +64,7 @@ pub const TABLES: [&str; 6] =
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
 /// Keywords that hold values, which are no schemas.
 pub const VALUES: [&str; 5] = ["const", "default", "enum", "example", "examples"];
-/// What a caller's schema need not say, and what takes a library long to say.
+/// Keywords that a caller's schema may not have: they are dispensable, and costly to validate.
 const NOT_OF_CALLERS: [&str; 7] = [
     "$dynamicAnchor",
     "$dynamicRef",
@@ -184,7 +184,8 @@ impl Found {
     }
 }
 
-/// Takes what every schema with `unevaluated…` applies from the room; `None` where there is too little.
+/// Subtracts the schemas that every schema with `unevaluated…` applies from `left`; `None` if too
+/// few are left.
 fn applied(root: &Value, place: &Value, left: &mut usize) -> Option<()> {
     match place {
         Value::Array(items) => items.iter().try_for_each(|item| applied(root, item, left)),
@@ -253,8 +254,8 @@ fn target<'v>(root: &'v Value, reference: &str) -> Option<&'v Value> {
     None
 }
 
-/// The same schema where every part that is applied to a value looks at it once, so that its
-/// application is counted.
+/// The same schema, where every subschema accesses the value at least once, so that applying it is
+/// counted.
 pub(super) fn counted(schema: &Value) -> Value {
     let mut counted = schema.clone();
     mark(&mut counted);

@@ -1,8 +1,8 @@
-//! JSON values whose every look costs a step.
+//! JSON values that count every access to them.
 //!
-//! The library reads values through a trait; this implementation of it counts. A validation that
-//! has used up its budget unwinds to where it began, without the panic hook: the library has no
-//! other way out.
+//! The library reads values through a trait, and this implementation counts. A validation that has
+//! used up its budget unwinds to [`metered`] without calling the panic hook: the library offers no
+//! other way to abort.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ use serde_json::{Map, Number, Value};
 /// What one validation may take.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Budget {
-    /// Looks at values; long texts and arrays cost more than one.
+    /// Accesses to values; long texts and arrays cost several steps.
     pub(super) steps: u64,
     pub(super) time: Duration,
     /// Bytes of stack.
@@ -38,7 +38,7 @@ thread_local! {
     static METER: Cell<Option<Meter>> = const { Cell::new(None) };
 }
 
-/// What unwinds.
+/// The payload of the unwinding.
 struct UsedUp;
 
 /// Runs `work` within a budget; `None` if it ran out.
@@ -60,7 +60,7 @@ pub(super) fn metered<T>(budget: Budget, work: impl FnOnce() -> T) -> Option<T> 
     .ok()
 }
 
-/// Pays for a look.
+/// Subtracts an access from the budget.
 fn pay(price: usize) {
     let Some(mut meter) = METER.get() else { return };
     let price = price as u64;

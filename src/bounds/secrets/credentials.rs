@@ -1,6 +1,6 @@
-//! Credentials that are known by what stands around them: the scheme of a request, an address, the
-//! files of programs (`.netrc`, `.pgpass`, `config.json` of containers). What is between is removed
-//! where it looks random or is what such a place has; what is around it stays.
+//! Credentials that are recognised by their context: the scheme of a request, an address, the files
+//! of programs (`.netrc`, `.pgpass`, `config.json` of containers). The credentials are removed where
+//! they look random or have the form that such a context requires; the context itself stays.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::values::{Written, is_secret};
 use super::{REDACTED, compiled};
 use crate::bounds::pattern::Pattern;
 
-/// What every text has in it that has such credentials, but for those of schemes.
+/// Matches in every text with such credentials, other than those behind a scheme.
 pub(super) const BEGINNINGS: &str = r#"(?i:bearer|basic[ \t\r\n\\])|:/+[^/ \t\r\n]*@|(?i:auth)\\*["']|:(?:\*|5[0-9]{3}|6[0-9]{3}):"#;
 
 /// The credentials are the first group.

@@ -1,14 +1,15 @@
 //! Secrets that the service was given: keys of providers, of tools and of its own.
 //!
-//! They are passed to this module once, when the service starts, and when tools are read from files.
-//! Unlike what only looks like a secret they are removed from what a model reads, too. A short value
-//! is not looked for: it would be found in ordinary words.
+//! They are registered when the service starts, and when tools are read from files. Unlike text that
+//! only looks like a secret, they are also removed from what a model reads. Short values are not
+//! searched for, because they would match in ordinary words.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::{LazyLock, PoisonError, RwLock};
 
 use aho_corasick::{AhoCorasick, MatchKind};
+use serde_json::Value;
 use url::form_urlencoded::byte_serialize;
 
 use super::{REDACTED, names_secret};
@@ -31,6 +32,8 @@ pub fn remember(secrets: impl IntoIterator<Item = String>) {
     let before = known.values.len();
     for secret in secrets.into_iter().filter(|secret| secret.len() >= MIN_LENGTH) {
         known.values.insert(byte_serialize(secret.as_bytes()).collect());
+        let in_json = Value::from(secret.as_str()).to_string();
+        known.values.insert(in_json[1..in_json.len() - 1].to_owned());
         known.values.insert(secret);
     }
     if known.values.len() > before {
@@ -78,12 +81,14 @@ mod tests {
 
     #[test]
     fn what_was_remembered_is_removed_in_every_text() {
-        remember(["short".to_owned(), "aB3/known+secret".to_owned(), "aB3/known".to_owned()]);
+        let secrets = ["short", "aB3/known+secret", "aB3/known", r#"in\"quotes"#];
+        remember(secrets.map(str::to_owned));
         for (text, without) in [
             ("it is aB3/known+secret.", "it is [redacted]."),
             ("?key=aB3%2Fknown%2Bsecret&x", "?key=[redacted]&x"),
             ("aB3/known", "[redacted]"),
             ("a short one stays", "a short one stays"),
+            (r#"{"key":"in\\\"quotes"}"#, r#"{"key":"[redacted]"}"#),
         ] {
             assert_eq!(without_known(text), without);
         }

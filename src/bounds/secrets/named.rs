@@ -1,8 +1,8 @@
 //! Secrets that stand under a name: `password = …`, `"api_key": "…"`, `--token …`.
 //!
-//! A text may stand escaped in another, as JSON in JSON does, and that in a third. Quotes then have
-//! backslashes before them, one more than twice as many for each text around, and a value ends
-//! at a quote with as many as the one that began it.
+//! A text may be escaped within another text, as JSON in JSON, and so on. Each level turns `n`
+//! backslashes before a quote into `2n + 1`. A value ends at a quote with as many backslashes as its
+//! opening quote.
 
 use std::borrow::Cow;
 use std::ops::Range;

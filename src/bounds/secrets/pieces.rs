@@ -1,8 +1,8 @@
 //! Secrets in a text that comes in pieces, e.g. an answer that a model is still writing.
 //!
-//! A piece is handed on up to its last blank, since the word behind it may go on. A line with
-//! something in it that may become a secret waits for its end, and so does a private key, of which
-//! nothing is handed on. What waits is bounded: a secret that is longer may be seen in part.
+//! A piece is passed on up to its last blank, because the last word may continue. A line that may
+//! contain a secret is held back until it ends. A private key is never passed on. The text that is
+//! held back is bounded, so a part of a longer secret may be shown.
 
 use super::{may_hold_secret, redacted};
 
@@ -11,13 +11,13 @@ const MAX_LINE: usize = 2 * 1024;
 /// What begins a private key, and what ends it.
 const KEY_BEGINS: &str = "-----BEGIN";
 const KEY_ENDS: &str = "-----END";
-/// What a line ends with whose value may stand in the next one.
+/// Ends of a line whose value may stand in the next line.
 const NAMES_NEXT: [&str; 6] = [":", "=", "=>", "|", "\"\"\"", "'''"];
 
 /// Takes secrets from a text in pieces.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// What was not handed on yet.
+    /// Text that was not passed on yet.
     waiting: String,
     /// Whether the text is inside of a private key, whose beginning was handed on as redacted.
     in_key: bool,
@@ -64,7 +64,7 @@ fn behind_key(text: &str) -> (&str, bool) {
     }
 }
 
-/// How much of a text can be handed on: whole lines, then words that nothing makes a secret of.
+/// How much of a text can be passed on: whole lines, then words that cannot become part of a secret.
 fn ready_until(text: &str) -> Option<usize> {
     let end = match line_end(text) {
         Some(end) => end,

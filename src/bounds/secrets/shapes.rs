@@ -1,8 +1,8 @@
 //! Secrets that are known by their own shape: keys and tokens with a prefix of their issuer.
 //!
-//! A shape begins where a word does. In a text that stands escaped in another, e.g. as JSON in JSON,
-//! what separates words may end with a letter, as `\n` does, and so do percent encodings and the
-//! sequences of colours. All of these count as the beginning of a word here.
+//! A shape begins at the beginning of a word. In an escaped text, e.g. JSON in JSON, the separator
+//! before a word may itself end with a letter, as `\n` does; so may percent encodings and colour
+//! sequences of terminals. All of these count as separators.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -34,7 +34,7 @@ const SHAPES: [&str; 13] = [
 const KEY_BEGINS: &str = "-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----";
 const KEY_ENDS: &str = "-----END [A-Z0-9 ]*-----";
 
-/// What every text has in it that has a shape; to be looked for with [`BEFORE`].
+/// Matches, behind [`BEFORE`], in every text that contains one of the shapes.
 pub(super) const BEGINNINGS: &str = r"[sr]k[-_][A-Za-z0-9_-]{16}|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|npm_|hf_|whsec_|pypi-AgE|AIza|SG\.|tl_|AKIA|ASIA|eyJ|hooks\.slack";
 
 static SHAPED: LazyLock<Pattern> =

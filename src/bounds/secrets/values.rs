@@ -1,6 +1,6 @@
-//! Whether what stands under the name of a secret is one: not where it says that there is none, what
-//! type it has or where it comes from, and not where a sentence or an expression of a program begins.
-//! In doubt it is one: a password that is an ordinary word cannot be distinguished from a word.
+//! Whether a value under the name of a secret is a secret. It is not if it says that there is no
+//! secret, what type it has or where it comes from, or if it begins a sentence or an expression of a
+//! program. In doubt it counts as one: a password may be an ordinary word.
 
 use std::ops::Range;
 
@@ -213,7 +213,7 @@ const BEGINNINGS: &[&str] = &[
     "authentication",
 ];
 
-/// What a name ends with whose value says something about a secret.
+/// Ends of names whose values describe a secret and are none.
 const ABOUT: &[&str] = &[
     "_file", "_path", "_dir", "_env", "_name", "_type", "_length", "_policy", "_count", "_ttl",
     "_stdin",

@@ -1,6 +1,6 @@
-//! What expressions of a template make: every value has a bound on its size and nesting, and all
-//! that one rendering makes and writes has one, too. Filters whose result may be much larger than
-//! what they are given know its size before they make it.
+//! Bounds on the values that expressions of a template create: on the size and nesting of each value,
+//! and on all that one rendering creates and writes. Filters whose result may be much larger than
+//! their input compute its size before they create it.
 
 #![expect(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use minijinja::value::{Kwargs, Object, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value, filters};
 
-/// What looks at a value, and what multiplies. No template can name them.
+/// The functions that check a value and that multiply. No template can name them.
 pub(super) const MADE: &str = "@made";
 pub(super) const TIMES: &str = "@times";
 
@@ -32,7 +32,7 @@ const MAX_INDENT: usize = 256;
 const MAX_JSON_INDENT: usize = 8;
 
 thread_local! {
-    /// What the rendering under way may still make.
+    /// Bytes that the current rendering may still create.
     static ROOM: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -42,12 +42,12 @@ pub(super) struct Raw(pub(super) String);
 
 impl Object for Raw {}
 
-/// A rendering begins.
+/// Resets the budget at the beginning of a rendering.
 pub(super) fn begin() {
     ROOM.set(MAX_MADE);
 }
 
-/// Replaces what is without bounds, and leaves out what is not needed.
+/// Replaces the filters and functions that have no bounds, and removes those that are not needed.
 pub(super) fn bound(environment: &mut Environment<'_>) {
     environment.set_recursion_limit(80);
     for name in ["chain", "format", "pprint"] {
@@ -156,8 +156,8 @@ fn measure(value: &Value, levels: usize, room: &mut usize) -> Result<(), Error> 
     Ok(())
 }
 
-/// A value that an expression made. One that is read as it goes is read once, and so is never
-/// nested in another one.
+/// Checks a value that an expression created. An iterator is read once, and is therefore never nested
+/// in another value.
 fn made(value: Value) -> Result<Value, Error> {
     if value.kind() != ValueKind::Iterable {
         take(size(&value)?)?;
@@ -281,7 +281,7 @@ fn tojson(value: &Value, indent: Option<Value>, kwargs: Kwargs) -> Result<Value,
     filters::tojson(value, indent, kwargs)
 }
 
-/// Of numbers alone: a list that grows with each entry takes long.
+/// The sum of numbers. Lists are refused: adding them one by one takes quadratic time.
 fn sum(
     state: &State,
     values: Value,

@@ -1,5 +1,5 @@
-//! A template as it is run: the same tree, where the size of everything that an expression makes
-//! is looked at ([`super::made`]), and what it makes by itself is not made before it is run.
+//! Rewrites the tree of a template so that the size of every value that an expression creates is
+//! checked ([`super::made`]), and that no constant is computed while compiling.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ pub(super) fn expression(source: &str) -> Result<Instructions<'_>, Error> {
 
 #[derive(Default)]
 struct Writer<'s> {
-    /// Names that are bound around the place that is looked at.
+    /// Names that are bound around the current node.
     bound: Vec<&'s str>,
     asks: BTreeSet<&'s str>,
     uses: Vec<Used<'s>>,
@@ -133,7 +133,7 @@ impl<'s> Writer<'s> {
         body.iter().map(|stmt| self.stmt(stmt)).collect()
     }
 
-    /// What is bound in it is bound nowhere else.
+    /// Rewrites a body with a scope of its own.
     fn scoped(&mut self, body: &[Stmt<'s>]) -> Made<Vec<Stmt<'s>>> {
         let outside = self.bound.len();
         let body = self.body(body)?;
@@ -309,7 +309,7 @@ impl<'s> Writer<'s> {
     }
 }
 
-/// The same, where the size of what comes of it is looked at.
+/// The same expression, with a check of the size of its value.
 fn looked_at(expr: Expr<'_>) -> Expr<'_> {
     let span = expr.span();
     let args = Vec::new();

@@ -1,5 +1,5 @@
-//! How long, how large and how nested the tags of a template are, by its tokens: the parser and
-//! everything after it descends as deep as they are nested.
+//! Bounds the length and the nesting of the tags of a template, by its tokens: the parser and the
+//! compiler recurse as deep as the nesting.
 
 use minijinja::machinery::{Span, Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
@@ -14,7 +14,7 @@ pub(super) const MAX_OPERATORS: usize = 200;
 pub(super) const MAX_BRACKETS: usize = 32;
 /// Statements in one another, where a further `elif` counts as one.
 pub(super) const MAX_STATEMENTS: usize = 64;
-/// Of any of these, what every stack takes.
+/// The number of any of these up to which the ordinary stack is enough.
 const SHALLOW: usize = 8;
 
 /// Words that are operators.
@@ -47,7 +47,7 @@ struct Shape<'s> {
     tag: Option<Tag<'s>>,
     /// Open statements, each with its branches.
     statements: Vec<usize>,
-    /// The most of anything.
+    /// The largest count so far.
     most: usize,
 }
 

@@ -3,6 +3,7 @@
 //! A missing SQLite file is not created; one that a service has locked is not opened.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -28,9 +29,9 @@ pub(super) struct Database {
 
 /// What a database that was asked says.
 struct Answer {
+    store: Arc<Store>,
     about: DatabaseInfo,
     admins: Option<AdminKeys>,
-    workspace: Option<Finding>,
 }
 
 pub(super) async fn examine(config: &Config) -> Database {
@@ -54,15 +55,20 @@ pub(super) async fn examine(config: &Config) -> Database {
         }
     }
     match tokio::time::timeout(TIMEOUT, ask(config)).await {
-        Ok(Ok(Answer { about, admins, workspace })) => Database {
-            findings: vec![
-                Finding::ok("database", about_database(&place, file.is_some(), &about.version)),
-                schema(&about),
-            ],
-            admins,
-            now: about.now.map(|now| (now, Utc::now())),
-            workspace,
-        },
+        Ok(Ok(Answer { store, about, admins })) => {
+            let now = about.now.map(|now| (now, Utc::now()));
+            let workspace = on_workspace(&store, config, &about).await;
+            store.close().await;
+            Database {
+                findings: vec![
+                    Finding::ok("database", about_database(&place, file.is_some(), &about.version)),
+                    schema(&about),
+                ],
+                admins,
+                now,
+                workspace,
+            }
+        }
         Ok(Err(AppError::Store(StoreError::Locked(_)))) => {
             only(Finding::ok("database", in_use(&place, file.as_deref())))
         }
@@ -80,24 +86,45 @@ pub(super) async fn examine(config: &Config) -> Database {
 
 async fn ask(config: &Config) -> Result<Answer, AppError> {
     let store = app::open_store(config).await?;
-    let answer = async {
+    let asked = async {
         let about = store.about().await?;
         let admins = match about.applied {
             0 => Some(AdminKeys::Never),
             _ if about.is_too_far_ahead() => None,
             _ => Some(store.admin_keys().await?),
         };
-        let is_usable = about.applied >= about.known && !about.is_too_far_ahead();
-        let workspace = if is_usable { on_workspace(&store, config).await? } else { None };
-        Ok(Answer { about, admins, workspace })
+        Ok::<_, AppError>((about, admins))
     };
-    let answer = answer.await;
-    store.close().await;
-    answer
+    let asked = asked.await;
+    match asked {
+        Ok((about, admins)) => Ok(Answer { store, about, admins }),
+        Err(error) => {
+            store.close().await;
+            Err(error)
+        }
+    }
 }
 
-/// Whether other replicas find the files of this one.
-async fn on_workspace(store: &Store, config: &Config) -> Result<Option<Finding>, StoreError> {
+/// Whether other replicas find the files of this one. That something else than the database is silent
+/// is not said of the database.
+async fn on_workspace(store: &Store, config: &Config, about: &DatabaseInfo) -> Option<Finding> {
+    let is_usable = about.applied >= about.known && !about.is_too_far_ahead();
+    if !is_usable {
+        return None;
+    }
+    let patience = 2 * TIMEOUT;
+    let why = match tokio::time::timeout(patience, shared_files(store, config)).await {
+        Ok(Ok(finding)) => return finding,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => {
+            format!("it is not known within {patience:?} whether other replicas find the files")
+        }
+    };
+    let next = "are the database and what [tools.workspace] names available?";
+    Some(Finding::fail("workspace", why, next))
+}
+
+async fn shared_files(store: &Store, config: &Config) -> Result<Option<Finding>, StoreError> {
     let workspace = &config.tools.workspace;
     match workspace.store {
         WorkspaceStore::Shared => {

@@ -13,7 +13,7 @@ use super::Finding;
 use crate::run::SandboxLevel;
 use crate::tools::browser;
 use crate::tools::sandbox::Kernel;
-use crate::tools::sandbox::plan::Holds;
+use crate::tools::sandbox::plan::Confinement;
 
 /// Timeout of the request that identifies a service on the address.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -40,7 +40,7 @@ pub(super) fn workspace(dir: &Path, known: Option<Finding>) -> Finding {
 
 /// What the kernel gives to confine programs.
 pub(super) fn sandbox(kernel: &Kernel) -> Finding {
-    let Holds { landlock, seccomp, .. } = kernel.holds;
+    let Confinement { landlock, seccomp, .. } = kernel.confinement;
     let landlock = match landlock {
         0 => "no Landlock".to_owned(),
         version => format!("Landlock {version}"),
@@ -51,7 +51,7 @@ pub(super) fn sandbox(kernel: &Kernel) -> Finding {
         Some(reason) => format!("no namespaces ({reason})"),
     };
     let network = match &kernel.without_network {
-        None if kernel.holds.network => "a network for programs".to_owned(),
+        None if kernel.confinement.network => "a network for programs".to_owned(),
         None => "no network for programs".to_owned(),
         Some(reason) => format!("no network for programs ({reason})"),
     };
@@ -98,7 +98,7 @@ pub(super) async fn listen(address: SocketAddr) -> Finding {
     let Err(error) = tokio::net::TcpListener::bind(address).await else {
         return Finding::ok("listen", format!("{address} is free"));
     };
-    if error.kind() == ErrorKind::AddrInUse && is_ours(address).await {
+    if error.kind() == ErrorKind::AddrInUse && is_toolloop(address).await {
         return Finding::ok("listen", format!("a toolloop service is listening on {address}"));
     }
     Finding::fail(
@@ -108,9 +108,10 @@ pub(super) async fn listen(address: SocketAddr) -> Finding {
     )
 }
 
-async fn is_ours(address: SocketAddr) -> bool {
+async fn is_toolloop(address: SocketAddr) -> bool {
     let ask = async {
-        let response = reqwest::get(format!("http://{address}/readyz")).await.ok()?;
+        let http = reqwest::Client::builder().no_proxy().build().ok()?;
+        let response = http.get(format!("http://{address}/readyz")).send().await.ok()?;
         let ready: Value = response.json().await.ok()?;
         Some(ready.get("status").is_some() && ready.get("definitions").is_some())
     };

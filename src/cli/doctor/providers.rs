@@ -9,9 +9,11 @@ use std::time::Duration;
 use futures::future::join_all;
 use reqwest::redirect;
 use secrecy::ExposeSecret as _;
+use url::Url;
 
 use super::Finding;
 use crate::agents::{Agent, Catalogue, Definition};
+use crate::bounds::address::is_loopback;
 use crate::config::{Config, Model, ModelServer};
 use crate::model::ProviderKind;
 
@@ -88,7 +90,10 @@ async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -
 
 /// The HTTP status of a request for the list of models.
 async fn status(model: &ModelServer) -> Result<u16, String> {
-    let http = reqwest::Client::builder().timeout(TIMEOUT).redirect(redirect::Policy::none());
+    let mut http = reqwest::Client::builder().timeout(TIMEOUT).redirect(redirect::Policy::none());
+    if Url::parse(&model.base_url).is_ok_and(|url| is_loopback(&url)) {
+        http = http.no_proxy();
+    }
     let http = http.build().map_err(|e| e.to_string())?;
     let list = match model.kind {
         ProviderKind::Openai | ProviderKind::OpenaiResponses | ProviderKind::Scripted => "models",

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_decision_says_why() {
+    fn texts_without_a_decision_are_refused_with_a_reason() {
         let table = [
             ("", "it holds no JSON object"),
             ("I would rather talk.", "it holds no JSON object"),

@@ -18,7 +18,7 @@ use crate::run::{Overrides, RunKind, ToolChoicePolicy};
 pub enum Contract {
     /// Any text.
     Text {
-        /// Whether the first text answer is met with the request to verify it.
+        /// Whether the model is asked to verify its first text answer.
         confirm: bool,
     },
     /// What the output tool's schema accepts.

@@ -1,11 +1,11 @@
-//! The plan of a run that is one tool call of its caller.
+//! The plan of a run that consists of one tool call of its caller.
 
 use super::{PlanError, refused};
 use crate::bounds::text::quoted;
 use crate::providers::ToolOffer;
 use crate::run::{GivenCall, Overrides, RunKind};
 
-/// The given call, and its tool alone among the offers.
+/// The given call; only its tool stays among the offers.
 pub(super) fn only_given(
     kind: RunKind,
     overrides: &Overrides,

@@ -1,6 +1,4 @@
-//! The model that a request may choose.
-//!
-//! Which others take over is the definition's.
+//! The model that a request may choose. The fallback models are always those of the definition.
 
 use std::fmt::Write as _;
 
@@ -10,10 +8,10 @@ use crate::bounds::name;
 use crate::bounds::text::quoted;
 use crate::run::Overrides;
 
-/// Models that a refusal names at most.
+/// A refusal names at most this many models.
 const MAX_NAMED: usize = 8;
 
-/// Refuses what is no name of a model, and a model that the agent's author did not mean to be chosen.
+/// Refuses what is not the name of a model, and models that the definition does not allow.
 pub(super) fn check_selected_model(
     overrides: &Overrides,
     definition: &Definition,

@@ -1,4 +1,4 @@
-//! The limits of a run: those of the definition, where its request asks for less.
+//! The limits of a run: those of the definition, narrowed by the request.
 
 use std::fmt::Display;
 
@@ -9,7 +9,7 @@ use crate::agents::Definition;
 use crate::run::{Budget, Limits, Overrides, Usd};
 use crate::tools::ToolInfo;
 
-/// Which caps of a run are those of the run that started it, or what that run had left of them.
+/// Which caps of a child run come from its parent: the parent's cap, or what was left of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a cap of its own")]
 pub struct CapsOfTree {
@@ -33,7 +33,7 @@ impl CapsOfTree {
 }
 
 impl Plan {
-    /// The rules of a run. What narrows the budget of one that another run started is that one's.
+    /// The rules of a run. The budget of a child run is narrowed by its parent.
     pub fn rules_of(&self, is_child: bool) -> Rules {
         let (own, now) = (&self.agent.definition.governance.budget, &self.rules.budget);
         let (files, tokens, cost) =
@@ -48,7 +48,7 @@ impl Plan {
     }
 }
 
-/// Refuses what a request may not ask for.
+/// Refuses a value below the least one that a request may ask for.
 fn at_least<T: PartialOrd + Copy + Display>(
     field: &str,
     wanted: Option<T>,
@@ -70,7 +70,7 @@ pub(super) fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, P
     Ok(limits.narrowed_by(o))
 }
 
-/// What a request asks for beyond what the definition allows, which holds.
+/// Warnings about values of a request that exceed the definition's, which apply instead.
 pub(super) fn not_widened<'t>(
     definition: &Definition,
     tools: impl Iterator<Item = &'t ToolInfo>,
@@ -108,16 +108,16 @@ pub(super) fn not_widened<'t>(
         ("budget.max_files_modified", of_budget.max_files_modified, budget.files()),
         ("budget.max_lines_changed", of_budget.max_lines_changed, budget.max_lines_changed),
     ];
-    let told = |field: &str, asked: &dyn Display, allowed: &dyn Display| {
+    let warning = |field: &str, asked: &dyn Display, allowed: &dyn Display| {
         format!("{field}: the agent allows {allowed}, which holds, and not {asked}.")
     };
     let counts = counts.into_iter().filter_map(|(field, asked, allowed)| {
-        asked.filter(|asked| *asked > allowed).map(|asked| told(field, &asked, &allowed))
+        asked.filter(|asked| *asked > allowed).map(|asked| warning(field, &asked, &allowed))
     });
     let cost = of_budget.max_cost_usd.zip(budget.max_cost_usd);
     let cost = cost.filter(|(asked, allowed)| asked > allowed);
     counts
-        .chain(cost.map(|(asked, allowed)| told("budget.max_cost_usd", &asked, &allowed)))
+        .chain(cost.map(|(asked, allowed)| warning("budget.max_cost_usd", &asked, &allowed)))
         .collect()
 }
 
@@ -135,7 +135,7 @@ fn longest_call<'t>(definition: &Definition, tools: impl Iterator<Item = &'t Too
     own.chain(delegation).fold(longest, u64::max)
 }
 
-/// Seconds that a call may take which leaves work to another agent.
+/// Seconds that a call may take that delegates to another agent.
 pub(super) fn delegation_seconds(limits: &Limits, budget: &Budget) -> u64 {
     limits.tool_call_timeout_seconds.unwrap_or(budget.max_duration_seconds)
 }

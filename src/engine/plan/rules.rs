@@ -1,4 +1,4 @@
-//! What the state machine decides by: the part of a plan that it knows.
+//! The part of a plan that the state machine knows and decides by.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::providers::prices::Price;
 use crate::run::{Budget, GivenCall, Limits, OnLimit, ToolChoicePolicy};
 use crate::tools::use_skill;
 
-/// What the state machine decides by.
+/// The settings of a run that the state machine decides by.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Rules {
@@ -22,22 +22,22 @@ pub struct Rules {
     pub contract: Contract,
     /// When the model must call a tool.
     pub tool_choice: ToolChoicePolicy,
-    /// Whether an answer that does not keep to it fails the attempt.
+    /// Whether an answer that violates the tool choice fails the attempt.
     pub strict_tool_choice: bool,
-    /// How decisions are asked for, where the model acts by those.
+    /// How decisions are requested, for the driver `react`.
     pub react: Option<ReactSection>,
     /// Limits of the loop.
     pub limits: Limits,
     /// Consumption caps.
     pub budget: Budget,
-    /// The caps that the run has from the one that started it.
+    /// Which caps come from the parent run.
     #[serde(default, skip_serializing_if = "CapsOfTree::are_none")]
     pub caps_of_tree: CapsOfTree,
     /// Requests to the network (`governance.network.max_requests`).
     pub max_network_requests: Option<u64>,
-    /// What becomes of the run at a limit.
+    /// What happens to the run at a limit.
     pub on_limit: OnLimit,
-    /// The crash of that number ends the run; this service's setting.
+    /// The number of crashes that ends the run; a setting of this service.
     pub max_crashes: u32,
     /// Whether the first failing call ends the run.
     pub throw_on_tool_failure: bool,
@@ -51,8 +51,8 @@ pub struct Rules {
     pub client_tools: BTreeSet<String>,
     /// Whether there are tools other than those that hand the conversation to another agent.
     pub has_tools_of_its_own: bool,
-    /// What the dearest of the models costs, where there is a budget in dollars. Known to this
-    /// service only; a run that goes on elsewhere is judged by the prices there.
+    /// The price of the most expensive model, for a budget in dollars. It is a setting of this service; a
+    /// run that continues on another replica is judged by the prices there.
     pub price: Option<Price>,
     /// Tokens of the offered tools, estimated, where there is a budget in dollars or a known
     /// window.
@@ -60,7 +60,7 @@ pub struct Rules {
     /// Tokens that the models read and write at most, in the order of the plan; known to this
     /// service only, like the price.
     pub windows: Vec<Window>,
-    /// The call that the caller made, where there is nothing else to do.
+    /// The call that the caller made, for a run of the kind `call`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<GivenCall>,
 }
@@ -75,7 +75,7 @@ pub struct Window {
 }
 
 impl Default for Rules {
-    /// The rules of a reader: enough to fold a journal, nothing is decided by them.
+    /// Enough to fold a journal; no decision may depend on them.
     fn default() -> Self {
         Self {
             single_shot: false,

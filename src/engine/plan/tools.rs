@@ -1,4 +1,4 @@
-//! The tools of a run: its agent's, as far as the request leaves them, and its caller's.
+//! The tools of a run: those of its agent that the request does not remove, and those of its caller.
 
 use super::{PlanError, refused};
 use crate::agents::Definition;
@@ -15,7 +15,7 @@ use crate::tools::use_skill;
 const DEGRADED: &str =
     "No tools are available to this agent: the loop was reduced to a single model call.";
 
-/// Refuses what a request names as a tool and cannot be one.
+/// Refuses names in a request that cannot be names of tools.
 pub(super) fn check_tool_names(overrides: &Overrides) -> Result<(), PlanError> {
     let tools = overrides.tools.as_deref().unwrap_or_default();
     if tools.len() > name::MAX_TOOLS {
@@ -32,7 +32,7 @@ pub(super) fn check_tool_names(overrides: &Overrides) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The run's tools, whatever its skills take away: the agent's, then the caller's.
+/// The run's tools, before its skills take some away: the agent's, then the caller's.
 pub(super) fn tools_of_run(
     executor: &Executor,
     overrides: &Overrides,
@@ -50,7 +50,7 @@ pub(super) fn tools_of_run(
     tools
 }
 
-/// The agent's tools that the request leaves.
+/// The agent's tools that the request does not remove.
 fn agent_tools(
     executor: &Executor,
     wanted: Option<&[String]>,
@@ -68,20 +68,20 @@ fn agent_tools(
     offered.collect()
 }
 
-/// A warning for each name or glob of a request that means none of the agent's tools. Where the
-/// agent can leave work to others, it may mean theirs.
-pub(super) fn unknown_tools(wanted: &[String], executor: &Executor) -> Vec<String> {
-    if executor.infos().any(|tool| Delegation::of_tool(&tool.name).is_some()) {
-        return Vec::new();
-    }
-    let is_unknown = |name: &&String| !executor.infos().any(|tool| means(name, &tool.name));
+/// Warnings about tools: that some are left out, and each name or glob of a request that matches none of
+/// the agent's. If the agent can delegate to other agents, it may match one of theirs.
+pub(super) fn about_tools(wanted: &[String], executor: &Executor) -> Vec<String> {
+    let left_out = executor.left_out().map(str::to_owned);
+    let has_agents = executor.infos().any(|tool| Delegation::of_tool(&tool.name).is_some());
+    let is_unknown =
+        |name: &&String| !has_agents && !executor.infos().any(|tool| means(name, &tool.name));
     let warning = |name: &String| {
         format!("The request names the tool {name:?}, which this agent does not have.")
     };
-    wanted.iter().filter(is_unknown).map(warning).collect()
+    left_out.into_iter().chain(wanted.iter().filter(is_unknown).map(warning)).collect()
 }
 
-/// The caller's tools, whose names must not mean anything else.
+/// The caller's tools, whose names must not be those of other tools.
 pub(super) fn client_tools(
     overrides: &Overrides,
     executor: &Executor,
@@ -99,7 +99,7 @@ pub(super) fn client_tools(
     ClientTools::new(wanted, is_taken).map_err(PlanError)
 }
 
-/// What is said of a loop without tools, and of servers that might have some.
+/// The warning about a loop without tools, with the servers that might have some.
 pub(super) fn degraded(executor: &Executor) -> String {
     let down = executor.unlisted().iter().map(Unlisted::why);
     std::iter::once(DEGRADED.to_owned()).chain(down).collect::<Vec<_>>().join(" ")

@@ -1,8 +1,7 @@
-//! Asks the model what to do next: one try at a time, so that each failed one is in the journal
-//! before the next is made.
+//! Calls the model: one try at a time, so that each failed try is in the journal before the next one.
 //!
-//! Whether a failed try may be repeated, and by which model, is the router's to say; what an answer
-//! means is the driver's and the state machine's.
+//! The router decides whether a failed try is repeated, and by which model. The driver and the state machine
+//! interpret the answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,9 +10,10 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::large_answers::{self, Turn};
+use super::handing_over::Outgoing;
+use super::large_answers::{self, MemoryPermit};
 use super::sharing::ModelCall as Reserved;
-use super::{MAY_LAG, Run, Stopped, instant_of, until};
+use super::{MAY_LAG, Run, Stopped, instant_of, until, until_cancelled_or_due};
 use crate::clock;
 use crate::drivers::{Ask, Place};
 use crate::engine::context::Compaction;
@@ -29,9 +29,8 @@ use crate::providers::{
 use crate::run::{Sampling, SpanPlace, TerminationReason, named_option};
 
 impl Run {
-    /// Calls the model, if the budget that the run shares allows it.
+    /// Calls the model, if the shared budget allows it.
     pub(super) async fn call_model(&mut self, choice: ToolChoice) -> Result<(), Stopped> {
-        self.hand_over();
         match self.reserve_model_call(self.output_left(), false).await? {
             Reserved::Granted(left) => self.ask_model(choice, left).await?,
             Reserved::Refused(events) => return Ok(self.record_all(events)?),
@@ -43,35 +42,48 @@ impl Run {
     async fn ask_model(
         &mut self,
         choice: ToolChoice,
-        output_left: Option<u32>,
+        mut output_left: Option<u32>,
     ) -> Result<(), Stopped> {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
         let models = plan.asked(self.state.writes_answer()).0;
         let has_own = plan.answer.as_ref().is_some_and(|answer| answer.has_own_model);
         let first =
-            if has_own && self.state.writes_answer() { 0 } else { self.state.model_place(models) };
+            if has_own && self.state.writes_answer() { 0 } else { self.state.model_index(models) };
         let mut call = ModelCall::beginning(first).insisting(!self.is_child);
         let (happened, is_followed) = loop {
             let (tried, is_followed) =
                 self.try_model(&plan, &mut call, choice.clone(), output_left, deadline).await;
             match tried {
-                Asked::GivenUp(interrupted) => break (Vec::from_iter(interrupted), is_followed),
-                Asked::Answered(happened, turn) => {
-                    self.large_answer = turn;
+                TryOutcome::GivenUp(interrupted) => {
+                    break (Vec::from_iter(interrupted), is_followed);
+                }
+                TryOutcome::Answered(happened, permit) => {
+                    self.large_answer = permit;
                     break (happened, is_followed);
                 }
-                Asked::Again(again, usage) => {
+                TryOutcome::Again(again, usage) => {
+                    let took_something = usage.is_some() || again.error.usage.is_some();
                     if !self.wait_to_ask_again(again, usage, deadline).await? {
                         break (Vec::new(), is_followed);
                     }
+                    if took_something {
+                        match self.reserve_next_try().await? {
+                            Reserved::Granted(left) => output_left = left,
+                            Reserved::Refused(events) => break (events, is_followed),
+                            Reserved::GivenUp => break (Vec::new(), is_followed),
+                        }
+                    }
                 }
-                Asked::Failed(failure, interrupted) => {
+                TryOutcome::Failed(failure, interrupted) => {
                     self.record_all(Vec::from_iter(interrupted))?;
                     let recovery = recovery(&self.state, &failure);
                     let fault = fault(failure, &plan, self.asked().1);
                     match recovery {
-                        Some(compaction) => return self.compact(compaction, Some(&fault)).await,
+                        Some(compaction) => {
+                            self.hand_over();
+                            return self.compact(compaction, Some(&fault)).await;
+                        }
                         None => {
                             break (self.state.model_failed(&fault, clock::now()), is_followed);
                         }
@@ -79,12 +91,22 @@ impl Run {
                 }
             }
         };
-        // Those who follow get the pieces behind all that came before them.
-        self.journal.settle_but(if is_followed { 0 } else { MAY_LAG }).await?;
+        self.hand_over();
+        // Followers receive the pieces after all earlier events.
+        self.journal.settle_all_but(if is_followed { 0 } else { MAY_LAG }).await?;
         Ok(self.record_all(happened)?)
     }
 
-    /// One try, and whether it is followed.
+    /// Reserves the next try of a model call after an earlier try has consumed tokens.
+    async fn reserve_next_try(&mut self) -> Result<Reserved, Stopped> {
+        self.settle().await?;
+        match self.state.spent_by_tries(clock::now()) {
+            Some(end) => Ok(Reserved::Refused(vec![end])),
+            None => self.reserve_model_call(self.output_left(), false).await,
+        }
+    }
+
+    /// One try, and whether the run has followers.
     async fn try_model(
         &mut self,
         plan: &Plan,
@@ -92,11 +114,11 @@ impl Run {
         choice: ToolChoice,
         output_left: Option<u32>,
         deadline: Option<Instant>,
-    ) -> (Asked, bool) {
+    ) -> (TryOutcome, bool) {
         let inputs = Arc::clone(&self.inputs);
         let (models, sampling) = plan.asked(self.state.writes_answer());
         let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
-        // Of the answer, in bytes.
+        // The length of the answer so far, in bytes.
         let received = AtomicUsize::new(0);
         let follower = self.audience.pieces(self.state.last_seq()).map(|pieces| {
             let names = &plan.names;
@@ -138,14 +160,12 @@ impl Run {
             unfinished: self.state.unfinished(),
         };
         let asked = call.model(models);
-        let mut retold = Conversation::default();
-        let request = self.driver.request(base.clone(), &ask, &mut retold);
-        let tried = tokio::select! {
-            biased;
-            () = self.control.token.cancelled() => None,
-            () = until(deadline) => None,
-            tried = try_once(&self.router, models, call, &request, deadline) => Some(tried),
-        };
+        let mut rewritten = Conversation::default();
+        let request = self.driver.request(base.clone(), &ask, &mut rewritten);
+        let (sent, stop) = (call.sent(), until_cancelled_or_due(&self.control, deadline));
+        let trying = try_once(&self.router, models, call, &request, deadline);
+        let outgoing = Outgoing::of(&mut self.journal, &mut self.outbox, &mut self.audit);
+        let tried = outgoing.during(self.state.totals(), &sent, stop, trying).await;
         let usage = || match received.load(Ordering::Relaxed) {
             0 => None,
             received => Some(self.router.usage_so_far(asked, &request, received)),
@@ -154,25 +174,24 @@ impl Run {
         let place = (attempt, iteration);
         let interrupted = |usage| interrupted(place, provider, model, usage);
         let outcome = match tried {
-            None => Asked::GivenUp(usage().map(interrupted)),
-            Some((Ok(Tried::Answered(answer)), turn)) => {
-                Asked::Answered(self.responded(*answer, &base, &ask), turn)
+            None => TryOutcome::GivenUp(usage().map(interrupted)),
+            Some((Ok(Tried::Answered(answer)), permit)) => {
+                TryOutcome::Answered(self.responded(*answer, &base, &ask), permit)
             }
-            Some((Ok(Tried::Again(again)), _)) => Asked::Again(again, usage()),
+            Some((Ok(Tried::Again(again)), _)) => TryOutcome::Again(again, usage()),
             Some((Err(failure), _)) => {
                 if let Some(again) = self.asks_another(models, call, &failure) {
-                    Asked::Again(again, usage())
+                    TryOutcome::Again(again, usage())
                 } else {
                     let taken = failure.error.usage.as_deref().copied().or_else(usage);
-                    Asked::Failed(failure, taken.map(interrupted))
+                    TryOutcome::Failed(failure, taken.map(interrupted))
                 }
             }
         };
         (outcome, follower.is_some())
     }
 
-    /// A model that the conversation does not fit, and cannot be made to fit, is a reason to ask the
-    /// next.
+    /// Whether the next model is asked because the conversation does not fit this one, even after compaction.
     fn asks_another(
         &self,
         models: &[String],
@@ -192,8 +211,7 @@ impl Run {
         })
     }
 
-    /// Records a failed try and waits until the next. False where the run was cancelled or its time
-    /// was up first.
+    /// Records a failed try and waits until the next one. False if the run was cancelled or out of time first.
     pub(super) async fn wait_to_ask_again(
         &mut self,
         again: Again,
@@ -222,18 +240,18 @@ impl Run {
         })
     }
 
-    /// The models of the next call, and how they choose their words.
+    /// The models of the next call, and their sampling parameters.
     pub(super) fn asked(&self) -> (&[String], &Sampling) {
         self.plan.asked(self.state.writes_answer())
     }
 
-    /// What the budgets of tokens and dollars leave for the next answer, thinking included.
+    /// Tokens that the budgets leave for the next answer, thinking included.
     fn output_left(&self) -> Option<u32> {
         self.state.answer_tokens().map(|left| u32::try_from(left).unwrap_or(u32::MAX))
     }
 
-    /// What the model said, and what is wrong with it where it decided nothing. Both are handed
-    /// over together.
+    /// The events for an answer: the answer itself, and the error if it holds no valid decision. They are
+    /// appended together.
     fn responded(&self, answer: Answer, base: &ModelRequest<'_>, ask: &Ask<'_>) -> Vec<RunEvent> {
         let Place { attempt, iteration, .. } = ask.place;
         let check = |tool: &str, arguments: &Value| self.executor.check_arguments(tool, arguments);
@@ -260,7 +278,7 @@ impl Run {
     }
 }
 
-/// That a model call ended without an answer, and what it took.
+/// The event for a model call that ended without an answer, with its usage.
 pub(super) fn interrupted(
     (attempt, iteration): (u32, u32),
     provider: &str,
@@ -271,32 +289,32 @@ pub(super) fn interrupted(
     RunEvent::ModelInterrupted(ModelInterrupted { attempt, iteration, provider, model, usage })
 }
 
-/// What came of one try.
-enum Asked {
-    /// The run was cancelled, or its time was up; with the event that says so where a part of the
-    /// answer had come.
+/// The outcome of one try.
+enum TryOutcome {
+    /// The run was cancelled or out of time. With the event for the interrupted call, if a part of the answer
+    /// had arrived.
     GivenUp(Option<RunEvent>),
-    Answered(Vec<RunEvent>, Option<Turn>),
-    /// With what a part of the answer took that had come.
+    Answered(Vec<RunEvent>, Option<MemoryPermit>),
+    /// With the usage of the part of the answer that had arrived.
     Again(Again, Option<Usage>),
-    /// With an event as of [`Asked::GivenUp`].
+    /// With the same event as [`TryOutcome::GivenUp`].
     Failed(ModelFailure, Option<RunEvent>),
 }
 
-/// One try; an answer that is large waits for its turn.
+/// One try; a large answer waits for its permit.
 pub(super) async fn try_once(
     router: &Router,
     models: &[String],
     call: &mut ModelCall,
     request: &ModelRequest<'_>,
     deadline: Option<Instant>,
-) -> (Result<Tried, ModelFailure>, Option<Turn>) {
+) -> (Result<Tried, ModelFailure>, Option<MemoryPermit>) {
     let tried = router.try_once(models, call, request, deadline).await;
-    let turn = match &tried {
-        Ok(Tried::Answered(answer)) => large_answers::turn(answer.completion.bytes()).await,
+    let permit = match &tried {
+        Ok(Tried::Answered(answer)) => large_answers::permit(answer.completion.bytes()).await,
         _ => None,
     };
-    (tried, turn)
+    (tried, permit)
 }
 
 fn recovery(state: &State, failure: &ModelFailure) -> Option<Compaction> {

@@ -1,9 +1,8 @@
-//! Executing the tool calls of a response: one that changes something alone, those that only read
-//! together.
+//! Executes the tool calls of a response: read-only calls concurrently, all others one at a time.
 //!
-//! Which calls are due is the state's decision. A call that turns out to go alone waits until those
-//! before it have their results; the state names it again then. Results are recorded in the order
-//! of the calls.
+//! The state decides which calls are due. A call that turns out to be no read-only call waits until the calls
+//! before it have their results; then the state returns it again. Results are recorded in the order of the
+//! calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,13 +31,13 @@ use crate::tools::requests::RequestsLeft;
 use crate::tools::results::{FatalToolError, Finished, refused};
 use crate::tools::scan::scan_result;
 
-/// A read that takes longer than this is journalled as started before it has ended.
+/// The start of a read-only call is appended before its end if it takes longer than this.
 const LINGER: Duration = Duration::from_millis(1);
 
-/// A call that was executed, and what it changed of the workspace kept.
+/// An executed call whose changes of the workspace are stored.
 type Executed = Result<Result<Finished, FatalToolError>, NotKept>;
 
-/// Executes a call, and keeps what it changed of the workspace however it ended.
+/// Executes a call, and stores its changes of the workspace however it ends.
 async fn executed(
     executor: &Executor,
     ready: Ready,
@@ -60,16 +59,16 @@ async fn executed(
     })
 }
 
-/// A call on its way to its result.
+/// How a call gets its result.
 pub(super) enum NextStep {
-    /// It may be executed.
+    /// It is executed with a permit.
     Ready(Ready),
-    /// It has its result.
+    /// It has a result without execution.
     Answered(Result<Finished, FatalToolError>),
 }
 
 impl NextStep {
-    /// A call that is made again takes only what was not counted when it was first dispatched.
+    /// Reduces the consumption of a repeated call to what was not counted at its first dispatch.
     fn beyond(mut self, counted: Option<&Consumption>) -> Self {
         if let (Self::Ready(ready), Some(counted)) = (&mut self, counted) {
             ready.consume_beyond(counted);
@@ -77,8 +76,8 @@ impl NextStep {
         self
     }
 
-    /// Notes what else the call was judged by, where its event says so.
-    fn judged_in(mut self, circumstances: Circumstances) -> Self {
+    /// Adds the circumstances of the decision to the call's event.
+    fn with_circumstances(mut self, circumstances: Circumstances) -> Self {
         match &mut self {
             Self::Ready(ready) => ready.note(circumstances),
             Self::Answered(Ok(Finished { event: RunEvent::ToolCallBlocked(call), .. })) => {
@@ -94,7 +93,7 @@ impl NextStep {
         matches!(self, Self::Answered(Ok(Finished { event: RunEvent::ToolCallBlocked(_), .. })))
     }
 
-    /// Whether the gate judged it: a refusal takes of the caller's calls as a permit does.
+    /// Whether the gate judged it. Refused calls count towards the caller's rate limit, too.
     fn is_judged(&self) -> bool {
         matches!(self, Self::Ready(_)) || self.is_blocked()
     }
@@ -109,8 +108,8 @@ impl NextStep {
 }
 
 impl Run {
-    /// Executes calls, as many of them as can be executed together, if the budget allows it. Unless
-    /// they only read, their starts are durable first.
+    /// Executes as many of the calls as can be executed together, if the budget allows it. Unless they only
+    /// read, their starts are durable first.
     pub(super) async fn call_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), Stopped> {
         if !self.refresh_files().await? {
             return Ok(());
@@ -139,8 +138,8 @@ impl Run {
             let next = self.admitted(&pending, next).await?;
             let counted = self.state.counted(pending.call.id);
             let is_new = counted.is_none();
-            // With input it is sent once more, and what became of it is asked, which are requests like any
-            // other.
+            // Sending the call again with input, and asking for its outcome, are requests to the network,
+            // too.
             let sent_again =
                 |counted: &Consumption| Consumption { network_requests: 0, ..counted.clone() };
             let is_sent_again = pending.input.is_some() || pending.interrupted.is_some();
@@ -158,7 +157,7 @@ impl Run {
                     Some(events) if group.is_empty() => {
                         return Ok(self.record_all(self.state.or_reviews(events))?);
                     }
-                    Some(_) => break, // those before it have their results first
+                    Some(_) => break, // the calls before it get their results first
                     None => {}
                 }
                 writes_ahead |= ready.effect() != Effect::Read;
@@ -173,8 +172,8 @@ impl Run {
                 break;
             }
         }
-        // Runs that wait for others hold nothing that those may wait for.
-        let _turn = if delegates { None } else { self.turn_of(group.len()).await };
+        // Runs that wait for child runs hold no permit that those may need.
+        let _permit = if delegates { None } else { self.permit_for(group.len()).await };
         if writes_ahead {
             self.persist().await?;
             self.lease.held().await;
@@ -189,18 +188,17 @@ impl Run {
         executed
     }
 
-    /// The turn of calls that are executed together; `None` as well where the run is to end first.
-    async fn turn_of(&mut self, calls: usize) -> Option<large_answers::Turn> {
+    /// The permit of calls that are executed together. `None` also where the run has to end first.
+    async fn permit_for(&mut self, calls: usize) -> Option<large_answers::MemoryPermit> {
         tokio::select! {
             biased;
-            turn = large_answers::turn_of_calls(calls) => turn,
+            permit = large_answers::permit_for_calls(calls) => permit,
             () = self.control.token.cancelled() => None,
             () = until(self.state.deadline().map(instant_of)) => None,
         }
     }
 
-    /// Brings what other runs have changed of the workspace; false where the run is cancelled or out of
-    /// time.
+    /// Downloads the changes of other runs into the workspace; false if the run is cancelled or out of time.
     async fn refresh_files(&mut self) -> Result<bool, Stopped> {
         let deadline = self.state.deadline().map(instant_of);
         tokio::select! {
@@ -211,8 +209,7 @@ impl Run {
         }
     }
 
-    /// The input that a call needs, unless it is the caller's to execute and one call too many in
-    /// this minute.
+    /// The input that a call needs; or the refusal of a caller's tool call beyond the rate limit.
     pub(super) async fn may_ask(
         &mut self,
         pending: &PendingCall,
@@ -236,8 +233,8 @@ impl Run {
         Ok(self.admission.admit(tool, own).await?)
     }
 
-    /// The next step, unless the caller's calls are too many in this minute, of which one that is made
-    /// again was counted before. What the call was judged by is noted.
+    /// The next step, or a refusal beyond the caller's rate limit. A repeated call was counted before. The
+    /// circumstances of the decision are added.
     async fn admitted(
         &mut self,
         pending: &PendingCall,
@@ -255,11 +252,11 @@ impl Run {
             }
             (_, next) => next,
         };
-        Ok(next.judged_in(Circumstances { rate, ..self.state.circumstances() }))
+        Ok(next.with_circumstances(Circumstances { rate, ..self.state.circumstances() }))
     }
 
-    /// What is to be done with a call, or which external input it needs first; nothing where
-    /// the run is cancelled or out of time.
+    /// The next step of a call, or the external input that it needs first; `None` if the run is cancelled or
+    /// out of time.
     async fn next_step_of(
         &mut self,
         pending: &PendingCall,
@@ -294,7 +291,7 @@ impl Run {
         }))
     }
 
-    /// What is to be done in this scope with a call of a tool that the caller executes.
+    /// The next step of a call of a caller's tool, judged in this scope.
     pub(super) fn client_call(
         &self,
         pending: &PendingCall,
@@ -302,18 +299,19 @@ impl Run {
         scope: &RunScope,
     ) -> Result<NextStep, ExternalInput> {
         let granted = pending.granted();
-        match self.executor.judge_client_call(&pending.call, called, scope, granted) {
+        let schema = self.plan.client_tools.schema(&pending.call.name);
+        match self.executor.judge_client_call(&pending.call, called, scope, granted, schema) {
             ClientCall::Permitted(permit) => Err(ExternalInput::Client(permit, None)),
             ClientCall::Escalated(escalated) => Err(ExternalInput::Approval(escalated)),
             ClientCall::Answered(finished) => Ok(NextStep::Answered(Ok(*finished))),
         }
     }
 
-    /// Executes calls at the same time and records their results in order. What was recorded before
-    /// is handed over as soon as that takes a while.
+    /// Executes calls concurrently and records their results in order. Earlier events are appended as soon as
+    /// the calls take a while.
     ///
-    /// Where they change something and this replica's lease runs out in the meantime, they are stopped:
-    /// another one may be about to take over.
+    /// Calls that change something are stopped when this replica's lease expires, because another replica may
+    /// take the run over.
     async fn execute(&mut self, calls: Vec<NextStep>) -> Result<(), Stopped> {
         let changes = |call: &NextStep| matches!(call, NextStep::Ready(ready) if ready.changes());
         let lease = calls.iter().any(changes).then(|| Arc::clone(&self.lease));
@@ -360,15 +358,16 @@ impl Run {
         self.results(results).await
     }
 
-    /// Records results. A fault of the service in a tool ends the run, when all calls have theirs.
+    /// Records results. A tool that failed because of a fault of the service ends the run, once all results
+    /// are recorded.
     async fn results(&mut self, results: Vec<Executed>) -> Result<(), Stopped> {
         let results = results.into_iter().collect::<Result<Vec<_>, NotKept>>()?;
         let bytes = results.iter().flatten().map(Finished::bytes).sum();
-        self.large_answer = large_answers::turn(bytes).await;
+        self.large_answer = large_answers::permit(bytes).await;
         if let Some(requested) =
             self.control.requested().filter(|_| !self.state.is_cancel_requested())
         {
-            self.record(requested)?; // while the calls are open, so that it is known what it met
+            self.record(requested)?; // while the calls are open, so that the event names the right phase
         }
         let mut faulty = None;
         let judged_with = self.state.labels();
@@ -387,7 +386,7 @@ impl Run {
         Ok(self.record_all(events.unwrap_or_default())?)
     }
 
-    /// Labels the run with what the result of a call gives it.
+    /// Adds the labels of a call's result to the run.
     pub(super) fn label(
         &mut self,
         call: &ToolCallCompleted,
@@ -402,13 +401,13 @@ impl Run {
         self.record(RunEvent::LabelsChanged(changed))
     }
 
-    /// Whether a caller or a reviewer brought a result.
+    /// Whether a result was given by a caller or a reviewer.
     pub(super) fn is_from_outside(call: &ToolCallCompleted) -> bool {
         let is_of_tool = call.failure.is_none_or(CallFailure::is_of_tool);
         call.target == CallTarget::Tool && is_of_tool
     }
 
-    /// What such a result gives.
+    /// The labels of such a result.
     pub(super) fn yields_from_outside(&self, tool: &str) -> Labels {
         match self.plan.client_tools.tool(tool) {
             Some(_) => self.plan.agent.definition.client_tool_yields(tool),
@@ -423,7 +422,7 @@ impl Run {
         self.executor.revise(result, &written.unwrap_or_default(), &self.scope.inputs);
     }
 
-    /// What is suspicious about a result, which may be withheld.
+    /// Scans a result for prompt injection; it may be withheld.
     pub(super) fn scanned(&self, call: &mut ToolCallCompleted) -> Option<RunEvent> {
         let rule = self.plan.agent.definition.governance.injection.results;
         scan_result(call, rule).map(RunEvent::ScanWarned)

@@ -1,9 +1,8 @@
-//! Makes the conversation smaller: asks a model for the summary where one is needed, records what
-//! came of it.
+//! Performs a compaction: asks a model for the summary if one is needed, and records the result.
 //!
-//! What is taken away is decided in `engine::context`. A summary that cannot be had because it
-//! would not fit, or was refused for what it says, is done without; any other failure of the call
-//! ends the run, as the model call that it is for would have failed too.
+//! `engine::context` decides what is removed. If the summary's own call does not fit or is refused for its
+//! content, the compaction goes on without a summary. Any other failure of the call ends the run, because the
+//! next model call would have failed, too.
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use super::asking::{fault, interrupted, try_once};
 use super::sharing::ModelCall;
 use super::{MAY_LAG, Run, Stopped, instant_of, until};
 use crate::clock;
-use crate::engine::context::{Compaction, Written};
+use crate::engine::context::{Compaction, WrittenSummary};
 use crate::engine::state::ModelFault;
 use crate::event::{RunEvent, SummaryCall};
 use crate::message::FinishReason;
@@ -20,16 +19,16 @@ use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, Options,
 use crate::run::SpanPlace;
 
 impl Run {
-    /// Compacts before the call that `refused` was the answer to, or before it is made. Where
-    /// nothing is gained, a refused call stays refused.
+    /// Compacts the conversation, before a model call or after its refusal (`refused`). If nothing is gained,
+    /// the refusal stands.
     pub(super) async fn compact(
         &mut self,
         compaction: Compaction,
         refused: Option<&ModelFault>,
     ) -> Result<(), Stopped> {
-        self.hand_over();
         let mut cap = compaction.summary_cap();
         if compaction.summarised > 0 {
+            self.hand_over();
             match self.reserve_model_call(Some(cap), true).await? {
                 ModelCall::Granted(granted) => cap = granted.unwrap_or(cap),
                 ModelCall::Refused(events) => return Ok(self.record_all(events)?),
@@ -48,12 +47,12 @@ impl Run {
         refused: Option<&ModelFault>,
     ) -> Result<(), Stopped> {
         let written = match self.summary(&compaction, cap).await? {
-            None => return Ok(self.journal.settle_but(MAY_LAG).await?),
+            None => return Ok(self.journal.settle_all_but(MAY_LAG).await?),
             Some(Ok(answer)) => answer.map(|answer| {
                 compaction.failed_tries += answer.retries;
                 let Answer { provider, model, usage, latency_ms, completion, .. } = answer;
                 let is_refusal = completion.finish_reason == FinishReason::Refusal;
-                Written {
+                WrittenSummary {
                     text: if is_refusal { String::new() } else { completion.text },
                     call: SummaryCall { provider, model, usage, latency_ms },
                 }
@@ -77,17 +76,16 @@ impl Run {
                 None
             }
         };
-        self.journal.settle_but(MAY_LAG).await?;
+        self.journal.settle_all_but(MAY_LAG).await?;
         let place = (self.state.attempt(), self.state.iteration());
-        let compacted = compaction.settled(self.state.conversation(), place, written);
+        let compacted = compaction.into_event(self.state.conversation(), place, written);
         let refused = refused.filter(|_| !compacted.shrank());
         self.record(RunEvent::ContextCompacted(compacted))?;
         let end = refused.map(|fault| self.state.model_failed(fault, clock::now()));
         Ok(self.record_all(end.unwrap_or_default())?)
     }
 
-    /// What the model wrote, where it is asked; nothing when the run was cancelled or its time was
-    /// up first.
+    /// The summary, if one is needed; `None` if the run was cancelled or out of time first.
     async fn summary(
         &mut self,
         compaction: &Compaction,
@@ -128,7 +126,7 @@ impl Run {
             step: self.state.model_step() + compaction.failed_tries,
             trace: Some(self.trace.span(SpanPlace::Summary { attempt, iteration })),
         };
-        let mut call = Call::beginning(self.state.model_place(&plan.models));
+        let mut call = Call::beginning(self.state.model_index(&plan.models));
         loop {
             let tried = tokio::select! {
                 biased;
@@ -136,10 +134,10 @@ impl Run {
                 () = until(deadline) => return Ok(None),
                 tried = try_once(&self.router, &plan.models, &mut call, &request, deadline) => tried,
             };
-            let (tried, turn) = tried;
+            let (tried, permit) = tried;
             match tried {
                 Ok(Tried::Answered(answer)) => {
-                    self.large_answer = turn;
+                    self.large_answer = permit;
                     return Ok(Some(Ok(Some(*answer))));
                 }
                 Err(failure) => return Ok(Some(Err(failure))),

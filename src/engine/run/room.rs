@@ -1,12 +1,12 @@
-//! Room for conversations: the memory that those of all runs under way take together.
+//! The memory limit for the conversations of all driven runs together.
 //!
-//! A run has its conversation in memory as long as it is driven. Once all together take more than their
-//! part of what the process may have, a run whose conversation grows and is not smaller than the average
-//! has no room to go on: it is given back, and goes on when others have ended. So few runs that say much
-//! cannot take the memory of many that say little.
+//! A run has its conversation in memory as long as it is driven. Once all conversations exceed their part of
+//! the process's memory, a run whose conversation grows and is at least as large as the average gets no
+//! further memory: it is given back, and continues when other runs have ended. So a few large conversations
+//! cannot take the memory of many small ones.
 //!
-//! A run that waits for its child runs lends its room to all child runs. Otherwise parents could fill the
-//! room and wait for children that find none. Runs without a parent get nothing of what is lent.
+//! A run that waits for its child runs lends its share to all child runs. Otherwise parents could fill the
+//! memory and wait forever for children that get none. Only child runs may use what is lent.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use crate::bounds::memory;
 
-/// What all conversations have, and may have.
+/// The memory of all conversations, and its limit.
 #[derive(Debug)]
 pub struct Room {
     bytes: usize,
@@ -24,12 +24,12 @@ pub struct Room {
 #[derive(Debug, Default)]
 struct Taken {
     bytes: usize,
-    /// How many of these are of runs that wait for their child runs.
+    /// How many of these bytes are lent by runs that wait for their child runs.
     lent: usize,
     conversations: usize,
 }
 
-/// The room of one conversation.
+/// The share of one conversation.
 #[derive(Debug)]
 pub struct Share {
     room: Arc<Room>,
@@ -47,12 +47,12 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Whether conversations take all of it.
+    /// Whether the limit is reached.
     pub fn is_full(&self) -> bool {
         self.taken.lock().bytes >= self.bytes
     }
 
-    /// For a conversation of which nothing is said yet; `is_child` where another run waits for it.
+    /// The share of an empty conversation. `is_child`: it is of a child run.
     pub fn share(self: &Arc<Self>, is_child: bool) -> Share {
         self.taken.lock().conversations += 1;
         Share { room: Arc::clone(self), bytes: 0, lent: 0, is_child }
@@ -60,8 +60,8 @@ impl Room {
 }
 
 impl Share {
-    /// Makes it as large as the conversation is now. False where there is no room for it: it stays as it
-    /// was then.
+    /// Changes the share to the present size of the conversation. False, without a change, if that would exceed
+    /// the limit.
     #[must_use]
     pub fn resize(&mut self, bytes: usize) -> bool {
         let mut taken = self.room.taken.lock();
@@ -75,14 +75,14 @@ impl Share {
         true
     }
 
-    /// Lends it to child runs, until it is taken back.
+    /// Lends the share to child runs, until [`Share::take_back`].
     pub fn lend(&mut self) {
         let mut taken = self.room.taken.lock();
         taken.lent += self.bytes - self.lent;
         self.lent = self.bytes;
     }
 
-    /// Takes it back, whether or not there is room for it by now.
+    /// Takes the share back, even if that exceeds the limit.
     pub fn take_back(&mut self) {
         self.room.taken.lock().lent -= self.lent;
         self.lent = 0;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_the_average_gives_way_where_there_is_no_room() {
+    fn conversations_above_the_average_may_not_grow_in_full_memory() {
         let room = room(100);
         let [mut large, mut small, mut other] = [false; 3].map(|is_child| room.share(is_child));
         assert!(large.resize(70) && small.resize(10) && other.resize(19));

@@ -1,10 +1,9 @@
-//! What a run takes of the budget that it shares: reserved before each model call and tool call,
-//! settled afterwards.
+//! The use of a shared budget: reserved before each model call and tool call, settled afterwards.
 //!
-//! A model call reserves what its input is estimated to be, and the output that it may write. Where
-//! that is not left, it makes do with a shorter answer, as long as that is worth a call. Where it is
-//! only reserved by calls under way, which mostly take less, it waits until they have settled: model
-//! calls alone reserve tokens and dollars, and none of them waits while it has reserved something.
+//! A model call reserves its estimated input and its greatest output. If that is not left, it is limited to a
+//! shorter answer, as long as that is worth a call. If the missing amount is only reserved by calls in
+//! progress, which mostly take less, it waits until they have settled. There is no deadlock: only model calls
+//! reserve tokens and dollars, and none of them waits while it has a reservation.
 
 use std::time::Duration;
 
@@ -16,20 +15,20 @@ use crate::engine::state::limits::LEAST_TOKENS;
 use crate::event::RunEvent;
 use crate::run::{Amounts, CapExceeded, Consumption, Delegation, Descendants, Reserved};
 
-/// Tokens of output that are reserved where the definition says nothing.
+/// Tokens of output that are reserved if the definition sets no limit.
 const USUAL_OUTPUT: u32 = 4096;
 
-/// Between two looks at whether the calls of others have settled: the first time, and at most.
+/// The first and the longest pause between two checks whether other calls have settled.
 const FIRST_LOOK: Duration = Duration::from_millis(25);
 const LONGEST_LOOK: Duration = Duration::from_millis(500);
 
-/// What came of asking for a model call.
+/// The outcome of a reservation of a model call.
 pub(super) enum ModelCall {
-    /// It may be made, with an output of so many tokens at most, thinking included.
+    /// It may be made, with at most this number of output tokens, thinking included.
     Granted(Option<u32>),
-    /// It may not, and this is what that means.
+    /// It may not; with the events to record.
     Refused(Vec<RunEvent>),
-    /// The run was cancelled, or its time was up, while it waited for others.
+    /// The run was cancelled or out of time while it waited.
     GivenUp,
 }
 
@@ -49,6 +48,7 @@ impl Run {
         if self.open_budget().is_none() {
             return Ok(ModelCall::Granted(cap));
         }
+        self.hand_over_earlier();
         let input = self.state.input_tokens();
         let longest = self.longest_output(is_summary);
         let most = cap.map_or(longest, |cap| cap.min(longest));
@@ -70,7 +70,7 @@ impl Run {
                 Reserved::Refused(refusal) => refusal,
             };
             if refusal.may_settle() {
-                self.settle().await?; // no other run waits for what this one has reserved
+                self.settle().await?; // otherwise runs could wait for each other's reservations
                 if !self.pause(look).await {
                     return Ok(ModelCall::GivenUp);
                 }
@@ -80,7 +80,7 @@ impl Run {
             let shorter = self.affordable(&refusal, input).filter(|shorter| *shorter < output);
             let Some(shorter) = shorter else {
                 if self.state.is_last_answer() {
-                    return Ok(ModelCall::Granted(cap)); // which a limit leaves
+                    return Ok(ModelCall::Granted(cap)); // the last call after a reached limit
                 }
                 let least = wanted(u32::try_from(LEAST_TOKENS).unwrap_or(u32::MAX).min(output));
                 let refused = self.state.shared_budget_spent(&refusal, least, clock::now());
@@ -99,7 +99,7 @@ impl Run {
         answer.saturating_add(beside.unwrap_or(0))
     }
 
-    /// Reserves so much of the shared budget, where there is one.
+    /// Reserves these amounts of the shared budget, if there is one.
     async fn reserve(&mut self, wanted: Amounts) -> Result<Reserved, Stopped> {
         match self.open_budget() {
             Some(shared) => Ok(shared.reserve(wanted).await?),
@@ -107,7 +107,7 @@ impl Run {
         }
     }
 
-    /// False where the run was cancelled or its time was up before so long had passed.
+    /// Pauses; false if the run was cancelled or out of time first.
     async fn pause(&mut self, pause: Duration) -> bool {
         let deadline = self.state.deadline().map(instant_of);
         tokio::select! {
@@ -118,7 +118,7 @@ impl Run {
         }
     }
 
-    /// The tokens of output that what is left pays for, where that is worth a call.
+    /// The output tokens that the rest of the budget allows, if that is worth a call.
     fn affordable(&self, refusal: &CapExceeded, input: u64) -> Option<u32> {
         let left = refusal.max.saturating_sub(refusal.used);
         let output = match refusal.limit {
@@ -134,8 +134,8 @@ impl Run {
             .map(|output| u32::try_from(output).unwrap_or(u32::MAX))
     }
 
-    /// Reserves a tool call, unless it was counted before, and what it takes. Where that is refused:
-    /// what it means. With `is_first`, no other call is reserved and not yet made.
+    /// Reserves a tool call, unless it was counted before, and its consumption; or the events for a refusal.
+    /// `is_first`: no other call of the response is reserved and not yet made.
     pub(super) async fn reserve_tool_call(
         &mut self,
         is_new: bool,
@@ -150,7 +150,7 @@ impl Run {
             ..Amounts::default()
         };
         if is_first && self.state.has_answers_from_outside() {
-            self.settle().await?; // nothing was reserved for them while the run waited
+            self.settle().await?; // calls that were answered while the run was parked
         }
         let mut reserved = self.reserve(wanted).await?;
         if is_first && matches!(reserved, Reserved::Refused(_)) {
@@ -165,8 +165,8 @@ impl Run {
         })
     }
 
-    /// Reserves a call of which another has to decide, or that its caller executes, before it is asked
-    /// for. Where that is refused: what it means.
+    /// Reserves a call that needs an approval, or that the caller executes, before it is requested; or the
+    /// events for a refusal.
     pub(super) async fn reserve_asked(
         &mut self,
         pending: &PendingCall,
@@ -176,7 +176,7 @@ impl Run {
         self.reserve_tool_call(is_new, &Consumption::NOTHING, is_first).await
     }
 
-    /// What the runs have taken that this one started, and those that they started.
+    /// What all descendants of the run have consumed.
     pub(super) async fn descendants(&mut self) -> Result<Descendants, Stopped> {
         let mut tools = self.state.totals().tools_used.iter();
         match &self.shared {
@@ -187,7 +187,7 @@ impl Run {
         }
     }
 
-    /// States what was spent, and gives back what was reserved.
+    /// States what was spent, which releases the reservations.
     pub async fn settle(&mut self) -> Result<(), Stopped> {
         let Some(shared) = self.open_budget() else { return Ok(()) };
         Ok(shared.settle(self.state.spent_of_shared(), self.state.ending().is_some()).await?)

@@ -1,11 +1,8 @@
-//! Requests for external input that a response needs: approvals, and the results of the
-//! caller's own tools.
+//! Requests for external input that a response needs: approvals, and results of the caller's tools.
 //!
-//! What can be asked for is asked at once, so that several calls can be answered at the same time
-//! and the run goes on once. An approval is judged again before its call is made. A call that the
-//! caller executes is not, so it is asked for when nothing that comes before it can change what the
-//! rules say. What the answers mean is decided in `state`; who may answer, and how, is not known
-//! here.
+//! All possible requests are made at once, so that the run is parked and resumed only once. An approved call
+//! is judged again before its execution. A call of a caller's tool is not, so it is requested early only if
+//! no earlier call can change the decision. `state` interprets the answers; the runtime decides who may answer.
 
 use serde_json::Value;
 
@@ -26,25 +23,25 @@ use crate::tools::use_skill;
 pub(super) enum ExternalInput {
     /// It needs an approval.
     Approval(Box<Escalated>),
-    /// The caller executes it; how its calls of this minute stand.
+    /// The caller executes it; with the state of the caller's rate limit.
     Client(Box<ClientPermit>, Option<CallRate>),
 }
 
-/// What is known of a call whose turn has not come.
+/// What can be said about a call before the calls before it are done.
 enum Outlook {
     Needs(ExternalInput),
-    /// It is not made, as things stand: it gets its result when its turn has come.
+    /// It would be refused now; that is decided when it is due.
     Refused,
     Unknown,
 }
 
-/// The labels that the run may have when the turn of a call has come, for each way in which the calls
-/// before it may end. Unknown behind a call that waits for more than the caller's result: it may read
-/// anything, and its end may mean that no other is made.
+/// The labels that the run may have when a call is due, for each possible outcome of the calls before it.
+/// Unknown after a call that waits for more than the caller's result: it may read anything, and may end the
+/// run.
 struct LabelsAhead(Option<Vec<Labels>>);
 
 impl LabelsAhead {
-    /// The same behind a call whose result, if there is one, yields this, and may look like an
+    /// The labels after one more call. Its result, if any, has the labels `yields` and may look like a prompt
     /// injection.
     fn behind(self, yields: Option<Labels>) -> Self {
         let (Some(mut known), Some(yields)) = (self.0, yields) else { return Self(None) };
@@ -61,8 +58,8 @@ impl LabelsAhead {
 }
 
 impl Run {
-    /// Asks for what a call needs, and for what later calls of the response need, so far as that is
-    /// known: not behind a skill that is to be read.
+    /// Requests what a call needs, and what later calls of the response need as far as that is known. After
+    /// a call that reads a skill, nothing is known.
     pub(super) async fn ask(
         &mut self,
         first: &PendingCall,
@@ -98,14 +95,14 @@ impl Run {
         Ok(())
     }
 
-    /// What the result of a call yields, where that is all it needs.
+    /// The labels of the result of a call, if the call needs nothing but the caller's result.
     fn yields_if_needed(&self, call: &ToolCall, need: &ExternalInput) -> Option<Labels> {
         let is_given = matches!(need, ExternalInput::Client(..));
         is_given.then(|| self.yields_from_outside(&call.name))
     }
 
-    /// What a refused call of the caller yields at most, unless it ends the run: it may be let in when
-    /// its turn has come. What one of our own reads then is not known.
+    /// The labels of the result of a caller's tool call that would be refused now, unless the refusal ends the
+    /// run: it may be allowed when it is due. For other tools this is unknown.
     fn yields_if_refused(&self, call: &ToolCall) -> Option<Labels> {
         let rules = &self.plan.rules;
         let may_end_run = rules.stop_on_tool_block || rules.throw_on_tool_failure;
@@ -113,8 +110,7 @@ impl Run {
         (is_clients && !may_end_run).then(|| self.yields_from_outside(&call.name))
     }
 
-    /// What a call needs that is not due yet. Whatever else is to be said to it is said when its
-    /// turn has come.
+    /// What a call needs that is not due yet. All other decisions on it are made when it is due.
     async fn outlook_of(&mut self, pending: &PendingCall, ahead: &LabelsAhead) -> Outlook {
         let call = &pending.call;
         if self.state.was_asked_for(call.id) {
@@ -134,8 +130,8 @@ impl Run {
         }
     }
 
-    /// The same of a call that the caller executes, and does so at once: it is asked for where the
-    /// rules let it pass whatever comes before it.
+    /// The same for a call of a caller's tool. It is requested early if the rules allow it whatever the calls
+    /// before it do.
     fn outlook_of_clients(
         &self,
         pending: &PendingCall,

@@ -1,11 +1,11 @@
-//! What the journal keeps of the moment at which a call is judged.
+//! What the journal records about the run when a call is judged.
 
 use super::State;
 use crate::event::{BudgetSpent, Circumstances};
 use crate::run::Usd;
 
 impl State {
-    /// What the run has read, and what it has used of each budget that is limited.
+    /// The labels of the run, and its consumption of each limited budget.
     pub fn circumstances(&self) -> Circumstances {
         let (totals, budget) = (&self.totals, &self.rules.budget);
         let spent = totals.usage.cost_micro_usd.filter(|cost| *cost != 0);

@@ -1,11 +1,11 @@
-//! What a crash leaves: calls whose outcome is unknown, and runs that may have caused it.
+//! After a crash: calls with an unknown outcome, and runs that may have caused the crash.
 //!
-//! A crash is counted for the runs that a replica was driving when it died, but for those that only
-//! waited for runs which they had started. An answer of a model sets the count back to zero. A run
-//! that crashed so often that the next time may be the last is driven alone, and ended only by a
-//! crash that found it alone. Where one crash is the limit, it ends every run that it is counted for.
+//! A crash counts against every run that the replica was driving, except runs that only waited for their
+//! child runs. A model's answer resets the count. A run that is one crash below the limit is driven alone, and
+//! is ended only by a crash while it was alone. If the limit is one crash, it ends every run that it counts
+//! against.
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use uuid::Uuid;
@@ -16,10 +16,13 @@ use crate::message::{CallTarget, ToolCall, Usage};
 use crate::run::{Amounts, Delegation, Effect, RunStatus, TerminationReason};
 use crate::tools::results::{UNKNOWN_OUTCOME, review, unknown_outcome};
 
-/// The crashes that a run is blamed for.
+/// The greatest difference between the clocks of two replicas.
+const CLOCKS_APART: TimeDelta = TimeDelta::seconds(1);
+
+/// The crashes that count against a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Blame {
-    /// Replicas that died while they owned it, as of the last time it was resumed.
+    /// Replicas that died while they owned the run, at the time of its last resumption.
     deaths: u32,
     /// Crashes while it was driven, since a model answered.
     crashes: u32,
@@ -30,7 +33,7 @@ pub(super) struct Blame {
 }
 
 impl Blame {
-    /// Counts one crash, however many replicas died: at most one of them drove this run.
+    /// Counts one crash. However many replicas died, at most one of them was driving this run.
     fn after(self, deaths: u32) -> Self {
         if deaths <= self.deaths {
             return self;
@@ -43,7 +46,7 @@ impl Blame {
         Self { deaths: deaths.max(self.deaths), ..self }
     }
 
-    /// Something came of the run, or a person has looked at it.
+    /// Resets the count after a model's answer or a review by a person.
     pub(super) fn cleared(&mut self) {
         *self = Self { deaths: self.deaths, ..Self::default() };
     }
@@ -52,20 +55,20 @@ impl Blame {
 /// How a claimed run ends or parks without being driven.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Disposal {
-    /// What happens first.
+    /// The events to record.
     pub events: Vec<RunEvent>,
-    /// The status in which it is parked; `None` where the events end it.
+    /// The status in which it is parked; `None` if the events end it.
     pub park: Option<RunStatus>,
 }
 
 impl State {
-    /// Whether the run has to be driven alone that is resumed after so many deaths of replicas.
+    /// Whether the run must be driven alone, if it is resumed after this number of deaths of replicas.
     pub fn is_suspect(&self, deaths: u32) -> bool {
         let last = self.rules.max_crashes.saturating_sub(1).max(1);
         !self.only_delegates() && self.blame.after(deaths).crashes >= last
     }
 
-    /// It is driven again after so many deaths of replicas.
+    /// Applies a resumption after this number of deaths of replicas.
     pub(super) fn resumed(&mut self, deaths: u32, is_alone: bool) {
         let blame = if self.only_delegates() {
             self.blame.spared(deaths)
@@ -75,12 +78,20 @@ impl State {
         self.blame = Blame { is_alone, ..blame };
     }
 
-    /// It has waited for so many milliseconds to be driven alone, which are not of its duration.
+    /// Excludes the time for which the run waited to be driven alone from its duration.
     pub fn record_wait(&mut self, waited_ms: u64) {
         self.totals.waited_ms += i64::try_from(waited_ms).unwrap_or(0);
     }
 
-    /// Whether nothing of the run is under way but other runs: what they do is not its doing.
+    /// The interrupted model call will be repeated. Nothing is counted if the run only waited to retry it.
+    pub(super) fn calls_again(&mut self, now: DateTime<Utc>) {
+        let waits = self.asks_again_at.take().is_some_and(|at| at - now > CLOCKS_APART);
+        if let Phase::Calling { is_repeated } = &mut self.phase {
+            *is_repeated |= !waits;
+        }
+    }
+
+    /// Whether the run only waits for its child runs, so that it did not cause the crash itself.
     fn only_delegates(&self) -> bool {
         let Phase::Acting(turn) = &self.phase else { return false };
         let mut under_way =
@@ -89,18 +100,18 @@ impl State {
             && under_way.all(|(_, call)| Delegation::of_tool(&call.name).is_some())
     }
 
-    /// Whether a replica died while it drove the run, before it is resumed.
+    /// Whether a replica died since the last resumption, while it owned the run.
     pub fn has_crashed(&self, deaths: u32) -> bool {
         deaths > self.blame.deaths
     }
 
-    /// Whether the model was asked before what it is to be asked now: its answer was lost.
+    /// Whether the next model call repeats one whose answer was lost in a crash.
     pub fn repeats_model_call(&self) -> bool {
         self.phase == Phase::Calling { is_repeated: true }
     }
 
-    /// What an answer costs, with the one that a crash lost: its real cost is unknown, so it is counted
-    /// as equal.
+    /// The usage of an answer, doubled if it repeats an answer that a crash lost: the real usage of the lost
+    /// one is unknown and assumed to be equal.
     pub fn charged(&self, usage: Usage) -> Usage {
         let mut charged = usage;
         if self.repeats_model_call() {
@@ -109,9 +120,8 @@ impl State {
         charged
     }
 
-    /// How the run is ended or parked, where that takes no work. Results that were delivered are
-    /// checked, and tools asked what became of their calls, where the run is driven; where it is not,
-    /// they cannot be used.
+    /// How the run is ended or parked, if it does not have to be driven for that. Only a driven run can check
+    /// delivered results and ask tools for the outcome of calls; otherwise, these are not used.
     pub fn disposal(&self, is_driven: bool, now: DateTime<Utc>) -> Option<Disposal> {
         let can_ask = is_driven || self.cancel.is_some() || self.ending().is_some();
         let asked = if can_ask { None } else { self.all_reviews() };
@@ -132,8 +142,8 @@ impl State {
         }
     }
 
-    /// Asks what became of calls that were dispatched, must not be repeated and have no result, unless
-    /// their tools can be asked.
+    /// Requests reviews of dispatched calls that must not be repeated and have no result, unless their tools
+    /// can be asked for the outcome.
     pub(super) fn reviews(&self) -> Option<Vec<RunEvent>> {
         self.reviews_of(|call| call.is_reviewed() && call.reconcilable.is_none())
     }
@@ -142,8 +152,8 @@ impl State {
         self.reviews_of(Dispatched::is_reviewed)
     }
 
-    /// These events, unless they would end the run, or answer its calls, before it is known what became
-    /// of a call: then a person is asked, since its tool will not be.
+    /// These events, unless they would end the run or answer its calls while the outcome of a call is
+    /// unknown: then a person is asked to review that call, because its tool will not be asked.
     pub fn or_reviews(&self, events: Vec<RunEvent>) -> Vec<RunEvent> {
         self.all_reviews().unwrap_or(events)
     }
@@ -171,8 +181,8 @@ impl State {
         Some(self.end_mid_turn("the run ended", end))
     }
 
-    /// What the run has taken of a budget that it shares. A call that was dispatched and has no result
-    /// counts: its outcome may never be known.
+    /// What the run has consumed of a shared budget. Dispatched calls without a result count, because their
+    /// outcome may never be known.
     pub fn spent_of_shared(&self) -> Amounts {
         let spent = Amounts::of(&self.totals);
         let Phase::Acting(turn) = &self.phase else { return spent };
@@ -181,17 +191,18 @@ impl State {
         Amounts { tool_calls: spent.tool_calls.saturating_add(open), ..spent }
     }
 
-    /// Results for the calls that are still open: what is known of them.
+    /// Results for all open calls.
     pub(super) fn not_executed(&self, why: &str) -> Vec<RunEvent> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
         let results = open.flat_map(|(index, call)| {
-            self.decided(turn, index, call).unwrap_or_else(|| vec![self.without(turn, call, why)])
+            self.decided(turn, index, call)
+                .unwrap_or_else(|| vec![self.result_without_execution(turn, call, why)])
         });
         results.collect()
     }
 
-    /// The result of an open call, where what it waited for was one.
+    /// The result of an open call, if it was answered by a decision or by the caller.
     fn decided(&self, turn: &OpenTurn, index: usize, call: &ToolCall) -> Option<Vec<RunEvent>> {
         match self.resolved_call(index, call, turn.resolved.get(&call.id)?) {
             Step::Record(events) => Some(events),
@@ -199,8 +210,8 @@ impl State {
         }
     }
 
-    /// The result of an open call that is executed no more.
-    fn without(&self, turn: &OpenTurn, call: &ToolCall, why: &str) -> RunEvent {
+    /// The result of an open call that will not be executed.
+    fn result_without_execution(&self, turn: &OpenTurn, call: &ToolCall, why: &str) -> RunEvent {
         match turn.dispatched.get(&call.id).map(|call| call.effect) {
             effect if self.asks_for_input(turn, call.id) => {
                 without_input(call, CallFailure::Cancelled, why, effect)
@@ -215,13 +226,13 @@ impl State {
         }
     }
 
-    /// Whether the call's tool has asked for input, and was not asked again.
+    /// Whether the call's tool has asked for input, and was not called again since.
     fn asks_for_input(&self, turn: &OpenTurn, call: Uuid) -> bool {
         let is_given = || turn.inputs.contains_key(&call) && !turn.dispatched.contains_key(&call);
         self.waiting.get(&call).map_or_else(is_given, |it| it.awaited.input.is_some())
     }
 
-    /// The result of a call that was under way, or whose child run was, and is not waited for any more.
+    /// The result of a call in progress, or with a child run in progress, that the run no longer waits for.
     fn without_result(&self, turn: &OpenTurn, call: &ToolCall, why: &str) -> RunEvent {
         let waiting = self.waiting.get(&call.id).and_then(|it| it.awaited.child_run_id);
         let child_run_id = waiting.or_else(|| turn.children_ended.get(&call.id).copied().flatten());
@@ -233,12 +244,12 @@ impl State {
     }
 }
 
-/// Whether the event is a result that came from outside the service.
+/// Whether the event is a result that a client delivered.
 fn is_delivered(event: &RunEvent) -> bool {
     matches!(event, RunEvent::ToolCallCompleted(call) if call.failure.is_none_or(CallFailure::is_of_tool))
 }
 
-/// The event without a result that cannot be checked.
+/// The event, with its unchecked result withheld.
 fn unchecked(event: RunEvent) -> RunEvent {
     match event {
         RunEvent::ToolCallCompleted(call) if call.failure.is_none_or(CallFailure::is_of_tool) => {
@@ -261,7 +272,7 @@ fn review_of(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
 }
 
 /// The result of a call whose tool asked for input and does not get it. The tool has not completed the
-/// call; what it did before it asked is not known.
+/// call; what it did before it asked is unknown.
 pub(super) fn without_input(
     call: &ToolCall,
     failure: CallFailure,

@@ -1,8 +1,9 @@
 //! Decisions: what to do next, and how a run ends.
 //!
-//! In the order of the loop's specification: cancelled, what a crash left (`crashes.rs`), waiting
-//! (unless a limit struck beside what is waited for, or a child run has ended), deadline, then what the phase asks for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
-//! between the calls of one response answers the rest of them, so that no call is ever left open.
+//! The checks are in the order of the loop's specification: cancelled, interrupted by a crash (`crashes.rs`),
+//! waiting (unless another call has reached a limit, or a child run has ended), deadline, then the phase.
+//! Limits are in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever ends the run between the calls
+//! of one response answers the rest of them, so that no call is left open.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::providers::ToolChoice;
 use crate::run::{Outcome, RunStatus, TerminationReason, ToolChoicePolicy};
 use crate::tools::results::unknown_outcome;
 
-/// How a run ends whose last attempt failed, by what was wrong with it.
+/// How a run ends whose last attempt failed, by the kind of failure.
 const NO_OUTPUT: (TerminationReason, &str) =
     (TerminationReason::InvalidResponse, "No attempt proposed an output.");
 const BLANK: (TerminationReason, &str) =
@@ -266,14 +267,14 @@ impl State {
         Step::CallTools(calls)
     }
 
-    /// Whether the call is that of an earlier one of the response, whose result is used again.
+    /// Whether the call repeats an earlier one of the response, whose result will be reused.
     fn is_repeated(&self, turn: &OpenTurn, index: usize, call: &ToolCall) -> bool {
         let earlier = turn.message.tool_calls.iter().take(index);
         self.rules.cached.contains(&call.name)
             && earlier.map(same_call).any(|earlier| earlier == same_call(call))
     }
 
-    /// The end of a run whose model submits without an output.
+    /// The end of a run whose model submits before it has proposed an output.
     fn submitted_nothing(&self, now: DateTime<Utc>) -> Step {
         let context = json!({"attempt": self.attempt});
         let message = "The model submitted before it proposed an output.";
@@ -285,7 +286,7 @@ impl State {
         matches!(&self.rules.contract, Contract::Structured { submit: Some(_), .. })
     }
 
-    /// What calls of other tools than the demanded one mean where that is strict: none is executed.
+    /// The events for calls of other tools than a strictly required one: none is executed.
     fn wrong_calls(&self, turn: &OpenTurn, now: DateTime<Utc>) -> Option<Vec<RunEvent>> {
         let ToolChoicePolicy::Tool(name) = &self.rules.tool_choice else { return None };
         let is_demanded = self.rules.strict_tool_choice
@@ -300,7 +301,7 @@ impl State {
         Some(events)
     }
 
-    /// What a text answer means where a call was demanded: nothing once that is settled.
+    /// The events for a text answer without a required call; `None` once that requirement is settled.
     fn missing_call(&self, now: DateTime<Utc>) -> Option<Vec<RunEvent>> {
         let tool = match self.choice() {
             _ if self.required_call == RequiredCall::Settled => return None,
@@ -319,7 +320,7 @@ impl State {
         Some(vec![RunEvent::ToolChoiceUnmet { attempt: self.attempt, prompt, warning }])
     }
 
-    /// Tells the caller that a demanded call was not made. A text is accepted where one is wanted.
+    /// The warning that a required call was not made. Without an output schema, the text is accepted.
     fn not_called(&self, tool: Option<&str>) -> String {
         let no_call = phrases::no_call(tool);
         match self.rules.contract {
@@ -408,7 +409,7 @@ impl State {
         Step::Record(vec![end])
     }
 
-    /// What an answer means that holds nothing: it is asked for once more, then the attempt fails.
+    /// The step after a blank answer: it is requested once more, then the attempt fails.
     fn blank_answer(&self, now: DateTime<Utc>) -> Step {
         if self.single_shot {
             return Step::Record(vec![self.invalid_response(now, "The model's answer is empty.")]);
@@ -422,8 +423,8 @@ impl State {
         Step::Record(self.attempt_failed(None, errors, prompt, BLANK, now))
     }
 
-    /// Whether the final answer is to be written, now that the model has decided on it and was
-    /// asked to verify it.
+    /// Whether the final answer has to be written in a separate call, now that the model has decided on it
+    /// and was asked to verify it.
     fn is_answer_due(&self) -> bool {
         let confirmed = self.confirmed || self.rules.contract != Contract::Text { confirm: true };
         self.rules.react.as_ref().is_some_and(|react| react.final_via_inference)
@@ -431,8 +432,8 @@ impl State {
             && confirmed
     }
 
-    /// What an answer of which no decision could be made means: it is asked for again, so long as
-    /// limits and retries allow.
+    /// The event for an answer without a valid decision, which is requested again as long as limits and
+    /// retries allow.
     pub fn decision_failed(&self, why: &Undecided) -> RunEvent {
         let (Undecided::NotFound(error) | Undecided::NotValid(error)) = why;
         let failed = DecisionFailed {
@@ -458,7 +459,7 @@ impl State {
     }
 
     /// What the run is doing, in the words of a cancelled run's error.
-    pub(super) fn doing(&self) -> &'static str {
+    pub(super) fn current_phase(&self) -> &'static str {
         match &self.phase {
             Phase::Opening => "queued",
             _ if !self.waiting.is_empty() => "approval",
@@ -501,7 +502,7 @@ impl State {
     }
 
     pub(super) fn completed(&self, output: Value) -> Outcome {
-        // A blank answer may have come between a proposal and its confirmation.
+        // A blank answer may lie between a proposal and its confirmation.
         let raw_response = match &self.proposal {
             Some(proposal) if output::is_blank(&self.raw_response) => proposal.output.to_string(),
             _ => self.raw_response.clone(),

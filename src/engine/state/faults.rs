@@ -1,4 +1,4 @@
-//! What it means for a run that a model call failed for good, or that the service failed in a tool.
+//! How a run ends when a model call fails finally, or a tool fails because of a fault of the service.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::State;
 use crate::event::RunEvent;
 use crate::run::TerminationReason;
 
-/// A model call that failed for good.
+/// A finally failed model call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFault {
     /// [`TerminationReason::ModelError`], `ModelRefused` or `ContextOverflow`.
@@ -19,16 +19,16 @@ pub struct ModelFault {
     /// The provider's own error code.
     pub code: Option<String>,
     pub message: String,
-    /// Whether the message is the provider's own.
+    /// Whether the message was written by the provider.
     pub is_reported: bool,
     /// Tries made.
     pub attempts: u32,
-    /// The key of the definition's option that it refuses by name.
+    /// The option of the definition that the provider refuses, if its message names one.
     pub option: Option<String>,
 }
 
 impl State {
-    /// What a model call that failed for good means.
+    /// The events after a finally failed model call.
     pub fn model_failed(&self, fault: &ModelFault, now: DateTime<Utc>) -> Vec<RunEvent> {
         if let Some(limit) = &self.limit {
             return vec![self.ended_at(limit, now)];
@@ -50,7 +50,7 @@ impl State {
         vec![self.failed(now, fault.reason, message, context)]
     }
 
-    /// What a fault of the service in a tool means, once its call is answered.
+    /// The end of the run after a fault of the service in a tool, once the call has its result.
     pub fn tool_fault(&self, tool: &str, now: DateTime<Utc>) -> Vec<RunEvent> {
         let message = format!("The tool {tool} failed because of a fault of the service.");
         let end = self.failed(now, TerminationReason::ToolFailure, message, json!({"tool": tool}));

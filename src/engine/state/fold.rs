@@ -1,7 +1,7 @@
-//! Facts: how each event changes the state.
+//! How each event changes the state.
 //!
-//! Nothing is decided here. An event that does not fit the state is an error and never a panic: it
-//! means that the journal is not ours or was damaged.
+//! Nothing is decided here. An event that does not fit the state is an error, never a panic: the journal
+//! is damaged, or was written by another program.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub enum FoldError {
     Gap {
         /// The last number applied.
         last: i64,
-        /// The number that came.
+        /// The number of the event that followed.
         got: i64,
     },
     /// An event that cannot happen in this phase.
@@ -46,10 +46,10 @@ pub enum FoldError {
 }
 
 impl State {
-    /// Adds one fact.
+    /// Applies one event.
     ///
     /// # Errors
-    /// [`FoldError`]; the state is unchanged in that case only for a gap.
+    /// [`FoldError`]. A gap leaves the state unchanged; other errors may leave it partly changed.
     #[expect(clippy::too_many_lines, reason = "one arm an event")]
     pub fn apply(&mut self, event: &Event) -> Result<(), FoldError> {
         if event.seq != self.last_seq + 1 {
@@ -62,7 +62,7 @@ impl State {
             RunEvent::RunStarted { system, turns, history, single_shot, .. } => {
                 (self.started_at, self.taken_over) = (Some(event.at), *history);
                 self.single_shot = *single_shot;
-                // Where there is a price, nothing is what nothing costs.
+                // With known prices the cost starts at zero; without, it is unknown.
                 self.totals.usage.cost_micro_usd = self.rules.price.map(|_| 0);
                 self.conversation = opening(system, turns, *history).ok_or(misplaced)?;
                 self.phase = Phase::BetweenAttempts;
@@ -156,7 +156,7 @@ impl State {
                 self.reply(prompt);
             }
             RunEvent::RunCancelRequested { reason } => {
-                let phase = self.doing().to_owned();
+                let phase = self.current_phase().to_owned();
                 self.cancel = Some(super::CancelRequest { reason: reason.clone(), phase });
             }
             RunEvent::RunCompleted(ending)
@@ -188,12 +188,12 @@ impl State {
             RunEvent::RunResumed { deaths, is_alone, waited_ms, .. } => {
                 self.resumed(*deaths, *is_alone);
                 self.record_wait(*waited_ms);
-                if let Phase::Calling { is_repeated } = &mut self.phase {
-                    *is_repeated = true;
-                }
+                self.calls_again(event.at);
+            }
+            RunEvent::ModelRetried(retried) => {
+                self.asks_again_at = retried.next_try(event.at);
             }
             RunEvent::RunQueued {}
-            | RunEvent::ModelRetried(_)
             | RunEvent::ModelInterrupted(_)
             | RunEvent::LabelsChanged(_)
             | RunEvent::SessionLoaded { .. }
@@ -202,8 +202,7 @@ impl State {
         Ok(())
     }
 
-    /// A model call is due. What the model said last goes into the conversation, with what is said
-    /// to it.
+    /// A model call is due. The model's last answer moves into the conversation, with the reply to it.
     fn begin_iteration(&mut self, limit: Option<&LimitReached>) {
         self.compactions.clear();
         if let Some(limit) = limit {
@@ -251,12 +250,12 @@ impl State {
         }
     }
 
-    /// Counts a result: failures in a row, and the same result again and again.
+    /// Counts consecutive failures and repeated results.
     fn count(&mut self, call_id: Uuid, content: &str, failure: Option<CallFailure>) {
         if failure.is_some_and(|failure| !self.counts_as_failing(failure)) {
             return;
         }
-        // An output is judged by itself, once it is whole.
+        // Calls of the output tool are judged elsewhere, unless they were truncated.
         let counts = |call: &&ToolCall| {
             call.target == CallTarget::Tool || failure == Some(CallFailure::Truncated)
         };
@@ -269,14 +268,14 @@ impl State {
         }
     }
 
-    /// Whether such a failure counts towards `error_threshold`. Calls that are not executed have not
-    /// failed, but for those that a model makes although it may make none.
+    /// Whether such a failure counts towards `error_threshold`. Calls that are not executed do not count,
+    /// except those that a model makes although it may make none.
     fn counts_as_failing(&self, failure: CallFailure) -> bool {
         let may_call = self.rules.tool_choice != ToolChoicePolicy::None;
         failure.counts_as_failing() || (failure == CallFailure::NotExecuted && !may_call)
     }
 
-    /// Whose words a result is: a tool's, where one was asked.
+    /// The origin of a result's text: a tool, or the service itself.
     fn origin_of(&self, done: &ToolCallCompleted) -> Origin {
         let says_service = done.target != CallTarget::Tool
             || done.failure.is_some_and(|failure| !failure.is_of_tool());
@@ -287,7 +286,7 @@ impl State {
         }
     }
 
-    /// Keeps the result of a call that only read, where it may be used again.
+    /// Caches the result of a read-only call, if its tool allows that.
     fn keep(&mut self, done: &ToolCallCompleted) {
         let Phase::Acting(turn) = &self.phase else { return };
         let is_read =
@@ -353,8 +352,8 @@ impl State {
         self.phase = Phase::Acting(OpenTurn { cut_off, ..OpenTurn::of(message) });
     }
 
-    /// Whether nothing is called but other agents, to take over, where any other tool would be the
-    /// call that an attempt must begin with.
+    /// Whether the message calls only handoffs. Under a tool choice that any tool satisfies, they do not
+    /// count as the required call.
     fn only_hands_over(&self, message: &AssistantMessage) -> bool {
         let is_handoff =
             |name: &str| matches!(Delegation::of_tool(name), Some(Delegation::Handoff(_)));
@@ -363,12 +362,12 @@ impl State {
             && message.tool_calls.iter().all(|call| is_handoff(&call.name))
     }
 
-    /// A response that is an answer. The first one that was cut off, and a pause, go back at once.
-    /// Calls are there only where none may be executed.
+    /// A response that counts as an answer. The first truncated one, and a pause, are sent back at once.
+    /// It has calls only if none of them may be executed.
     fn answered(&mut self, mut message: AssistantMessage, finish_reason: FinishReason) {
         let says_nothing = message.tool_calls.is_empty() && is_blank(&message.text);
         if says_nothing && finish_reason != FinishReason::Pause {
-            message.opaque = None; // thinking that leads to nothing is not taken back
+            message.opaque = None; // thinking without an answer is not sent back
         }
         let beginning = self.unfinished.take();
         let cut_off_again = beginning.is_some() || self.single_shot || self.limit.is_some();
@@ -407,7 +406,7 @@ impl State {
         }
     }
 
-    /// Records a call's result; the last one closes the turn, unless an output waits to be judged.
+    /// Adds a call's result. The last one closes the turn, unless a proposal waits for its verdict.
     fn answer(&mut self, result: ToolResult, misplaced: FoldError) -> Result<(), FoldError> {
         let call_id = result.call_id;
         let turn = self.turn(misplaced.clone())?;
@@ -444,8 +443,8 @@ impl State {
         }
     }
 
-    /// Moves what the model said last, with a result for every call, into the conversation.
-    /// `judged` is the call whose proposal was judged, with the verdict as its result.
+    /// Moves the model's last response, with a result for every call, into the conversation. `judged` is the
+    /// call whose proposal was judged; its result is the verdict.
     fn close_turn(&mut self, judged: Option<uuid::Uuid>, verdict: &str, is_error: bool) {
         match std::mem::replace(&mut self.phase, Phase::BetweenIterations) {
             Phase::Acting(mut turn) => {
@@ -483,7 +482,7 @@ impl State {
         self.close_turn(proposing, verdict, !is_accepted);
     }
 
-    /// Says something to what the model answered in text.
+    /// Replies to a text answer of the model.
     fn reply(&mut self, text: &str) {
         self.close_turn(None, "", false);
         self.conversation.push_user(text);
@@ -501,8 +500,8 @@ fn output_of(message: &AssistantMessage) -> Option<&ToolCall> {
     message.tool_calls.iter().find(|call| call.target == CallTarget::Output)
 }
 
-/// A conversation from its parts, so many turns of which are history; `None` where a stored turn is
-/// not valid.
+/// The conversation at the start of a run; `history` turns are of earlier runs. `None` if a stored turn is
+/// invalid.
 fn opening(system: &str, turns: &[Turn], history: usize) -> Option<Conversation> {
     let mut conversation = Conversation::new(system);
     for (place, turn) in turns.iter().enumerate() {

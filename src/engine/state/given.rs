@@ -10,7 +10,7 @@ use crate::message::Turn;
 use crate::run::{GivenCall, Outcome, TerminationReason};
 
 impl State {
-    /// What to do between iterations where there is nothing but the given call.
+    /// The step between iterations of a run that consists of the given call.
     pub(super) fn with_given(&self, given: &GivenCall, now: DateTime<Utc>) -> Step {
         let answered = match self.conversation.turns().last() {
             Some(Turn::Assistant(turn)) if self.iteration > 0 => turn.results().first(),

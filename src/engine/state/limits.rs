@@ -1,7 +1,7 @@
-//! Limits: what stops a run, and the last answer that a run may give at one.
+//! Limits that stop a run, and the last answer that a run may give at one.
 //!
-//! Each limit is checked in one place. What strikes between the calls of a response answers the
-//! rest of them first, so that no call is ever left open.
+//! Each limit is checked in one place. A limit that is reached between the calls of a response answers the
+//! rest of them first, so that no call is left open.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,8 +27,7 @@ use crate::run::{
 /// dollars.
 pub(in crate::engine) const LEAST_TOKENS: u64 = 256;
 
-/// Bytes that the models and tools of one run may say: its journal is in memory as a whole when it
-/// is resumed or read.
+/// Bytes of answers and results in one run. The whole journal is in memory when the run is resumed or read.
 pub(super) const MAX_RECORDED: usize = 32 << 20;
 
 /// The limit of requests to the network.
@@ -37,14 +36,14 @@ const MAX_REQUESTS: &str = "network.max_requests";
 /// Tokens of the answer that a run may still give when a limit was reached.
 const LAST_ANSWER_TOKENS: u64 = 1024;
 
-/// The same call with the same result, so often in a row, earns the model a note.
+/// After so many equal calls with equal results in a row, the model gets a note.
 const STUCK_NOTE: u32 = 3;
-/// So often in a row, it ends the run.
+/// After so many in a row, the run ends.
 const STUCK_END: u32 = 5;
 
 impl State {
-    /// What ends a run whatever the model says next: failures in a row, a failure that may not be,
-    /// no progress. With it, why the calls that are still open are not executed.
+    /// The end of a run after too many failures in a row, a failure that must not happen, or no progress;
+    /// and why the open calls are not executed.
     pub(super) fn halted(&self, now: DateTime<Utc>) -> Option<(&'static str, RunEvent)> {
         let threshold = self.rules.limits.error_threshold;
         if self.rules.throw_on_tool_failure
@@ -79,12 +78,12 @@ impl State {
         None
     }
 
-    /// Whether a tool failed, and not a call that is the loop's own.
+    /// Whether the failed call was one of a tool, and not of the output or submit tool.
     fn is_tool(&self, failed: &FailedCall) -> bool {
         failed.tool != self.output_tool() && Some(failed.tool.as_str()) != self.submit_tool()
     }
 
-    /// The end of a run at which a limit struck while calls were executed beside one that waits now.
+    /// The end of a run that reached a limit while another of its calls waits.
     pub(super) fn struck(&self, now: DateTime<Utc>) -> Option<Step> {
         let out_of_budget = self.out_of_requests(now).or_else(|| self.out_of_files(now));
         let out_of_time = || self.is_out_of_time(now).then(|| self.out_of_time(now));
@@ -92,15 +91,15 @@ impl State {
         out_of_budget.or_else(out_of_time).or_else(halted)
     }
 
-    /// Whether the wall-clock limit has struck; a run that waits has only used what it had by then.
+    /// Whether the wall-clock limit is reached. Time in which the run is parked does not count.
     pub(super) fn is_out_of_time(&self, now: DateTime<Utc>) -> bool {
         self.milliseconds_left(now).is_some_and(|left| left <= 0)
     }
 
-    /// What is added to a result that this call has had before.
+    /// The note that is added to a repeated result.
     pub fn stuck_note(&self, call_id: Uuid, result: &str) -> Option<String> {
         if self.streak.times + 1 < STUCK_NOTE {
-            return None; // whatever the result: nothing need be compared
+            return None; // the streak is too short, whatever the result
         }
         let times = self.streak.with(self.call(call_id)?, result).times;
         (times >= STUCK_NOTE).then(|| phrases::stuck(times))
@@ -127,7 +126,7 @@ impl State {
         Some(self.limit_reached(reached, now))
     }
 
-    /// What a reached limit means: the end, or one more model call without tools.
+    /// The event for a reached limit: the end, or one more model call without tools.
     pub(super) fn limit_reached(&self, limit: LimitReached, now: DateTime<Utc>) -> RunEvent {
         if self.rules.on_limit == OnLimit::Answer && self.limit.is_none() && !self.single_shot {
             let (attempt, iteration) = (self.attempt, self.iteration + 1);
@@ -165,7 +164,7 @@ impl State {
         self.ended(now, Outcome::Completed { output, raw_response, reason, partial, unchecked })
     }
 
-    /// The budget of tokens or dollars that does not pay for another model call.
+    /// The budget of tokens or dollars that is too small for another model call.
     pub(super) fn spent(&self) -> Option<LimitReached> {
         let (usage, budget) = (&self.totals.usage, &self.rules.budget);
         let of_parent = &self.rules.caps_of_tree;
@@ -187,7 +186,13 @@ impl State {
         None
     }
 
-    /// Tokens that the next answer may have, where a budget says so.
+    /// The end of a run whose failed tries of the current model call have used up the budget.
+    pub fn spent_by_tries(&self, now: DateTime<Utc>) -> Option<RunEvent> {
+        let spent = self.spent().filter(|_| self.limit.is_none())?;
+        Some(self.limit_reached(spent, now))
+    }
+
+    /// Tokens that the next answer may have; `None` without a budget.
     pub fn answer_tokens(&self) -> Option<u64> {
         if self.limit.is_some() {
             return Some(LAST_ANSWER_TOKENS);
@@ -195,16 +200,14 @@ impl State {
         self.tokens_left().into_iter().chain(self.affordable_output()).min()
     }
 
-    /// What the token budget leaves for the next answer, once the model has read the conversation;
-    /// `None` without one.
+    /// Tokens that the token budget leaves for the next answer, after its input; `None` without such a budget.
     pub(super) fn tokens_left(&self) -> Option<u64> {
         let max = self.rules.budget.max_total_tokens?;
         Some(max.saturating_sub(self.totals.usage.total_tokens()).saturating_sub(self.next_input()))
     }
 
-    /// Tokens of output that the budget in dollars pays for in the next call; `None` without one.
-    /// Where the price or what was spent is unknown, nothing is left: a budget that cannot be kept
-    /// is used up.
+    /// Tokens of output that the budget in dollars allows for the next call; `None` without such a budget.
+    /// Zero if the price or the cost so far is unknown: a budget that cannot be enforced counts as used up.
     pub(super) fn affordable_output(&self) -> Option<u64> {
         let max = self.rules.budget.max_cost_usd?.micro();
         let usage = &self.totals.usage;
@@ -223,13 +226,12 @@ impl State {
         said.max(self.last_tokens)
     }
 
-    /// Whether the next model call is the one that a limit leaves.
+    /// Whether the next model call is the last one, after a reached limit.
     pub fn is_last_answer(&self) -> bool {
         self.limit.is_some()
     }
 
-    /// What it means that the budget that the run shares with others does not allow its next call,
-    /// which needs so much at least.
+    /// The events if the shared budget does not allow the next call, which needs at least `needs`.
     pub fn shared_budget_spent(
         &self,
         refusal: &CapExceeded,
@@ -258,7 +260,7 @@ impl State {
         events
     }
 
-    /// How many files a call modifies that the run has not modified yet.
+    /// How many files the call would modify that the run has not modified yet.
     pub fn new_files(&self, consumes: &Consumption) -> u64 {
         consumes.files_modified.difference(&self.totals.consumption.files_modified).count() as u64
     }
@@ -269,7 +271,7 @@ impl State {
         turn.counted.get(&call)
     }
 
-    /// What a call means that would exceed the budget of files, lines or requests, before it is executed.
+    /// The events for a call that would exceed the budget of files, lines or requests; it is not executed.
     pub fn over_budget_with(
         &self,
         consumes: &Consumption,
@@ -295,19 +297,19 @@ impl State {
         Some(self.ended_mid_turn("the budget is used up", self.ended_at(&limit, now)))
     }
 
-    /// How many files the run may still modify that it has not modified yet.
+    /// How many further files the run may modify.
     pub fn files_left(&self) -> u64 {
         let budget = &self.rules.budget;
         budget.files().saturating_sub(budget.counted_files(&self.totals.consumption))
     }
 
-    /// How many requests to the network the run may still send, where that is limited.
+    /// How many further network requests the run may send; `None` without a limit.
     pub fn requests_left(&self) -> Option<u64> {
         let max = self.rules.max_network_requests?;
         Some(max.saturating_sub(self.totals.consumption.network_requests))
     }
 
-    /// The end of the run one of whose calls would have sent more requests than it may.
+    /// The end of a run after a call tried to exceed the limit of network requests.
     pub(super) fn out_of_requests(&self, now: DateTime<Utc>) -> Option<Step> {
         let limit = if let Some(SharedRequests { used, max }) = self.over_requests?.shared {
             of_tree(over_budget(MAX_REQUESTS, used, Some(max)))
@@ -318,8 +320,8 @@ impl State {
         Some(self.end_mid_turn("the budget is used up", self.ended_at(&limit, now)))
     }
 
-    /// The end of the run whose programs have changed more files than it may, where a bound is written;
-    /// that was not known before they did.
+    /// The end of a run whose programs have changed more files than the definition allows, which is known only
+    /// afterwards.
     pub(super) fn out_of_files(&self, now: DateTime<Utc>) -> Option<Step> {
         let budget = &self.rules.budget;
         let (used, max) = (budget.counted_files(&self.totals.consumption), budget.files());
@@ -336,7 +338,7 @@ impl State {
         if self.rules.caps_of_tree.files { of_tree(limit) } else { limit }
     }
 
-    /// The end of the calls of a response, and of the run, when the budget for calls is used up.
+    /// Answers the open calls and ends the run, when the budget for calls is used up.
     pub(super) fn out_of_calls(&self, now: DateTime<Utc>) -> Step {
         let (made, max) = (self.totals.tool_calls_made.into(), self.rules.budget.max_tool_calls);
         let limit = over_budget("max_tool_calls", made, Some(max));
@@ -362,18 +364,17 @@ impl State {
         )
     }
 
-    /// Whether a stop condition may be met that was not dealt with yet.
+    /// Whether there are stop conditions that were not met yet.
     pub(super) fn has_conditions(&self) -> bool {
         self.conditions_met.len() < self.rules.budget.stop_conditions.len()
     }
 
-    /// The stop conditions that were met and dealt with, by their places.
+    /// The indices of the stop conditions that were met and handled.
     pub fn conditions_met(&self) -> &BTreeSet<usize> {
         &self.conditions_met
     }
 
-    /// What stop conditions are about: `usage` and `counters` of the run and of those `below` it, and
-    /// `elapsed`.
+    /// The variables of stop conditions: `usage` and `counters` of the run and its descendants, and `elapsed`.
     pub fn facts(&self, below: &Descendants, now: DateTime<Utc>) -> Value {
         let totals = &self.totals;
         let mut usage = totals.usage;
@@ -403,9 +404,8 @@ impl State {
         })
     }
 
-    /// What the look at the stop conditions means. `met` is the first that is met, with the reason
-    /// where that is unknown; `facts`, `id` and `patience` are those of a request to a person
-    /// to decide.
+    /// The events after the evaluation of stop conditions. `met` is the first condition that is met, or that
+    /// failed to evaluate, with the error. `facts`, `id` and `patience` are for the request to a person.
     pub fn stop_conditions_evaluated(
         &self,
         met: Option<(usize, Option<String>)>,
@@ -452,13 +452,13 @@ impl State {
     }
 }
 
-/// A limit of the budget that is used up.
+/// The limit of a used-up budget.
 pub(super) fn over_budget<T: Into<Value>>(name: &str, used: T, max: Option<T>) -> LimitReached {
     let context = json!({"limit": name, "used": used.into(), "max": max.map(Into::into)});
     limit(TerminationReason::BudgetExceeded, format!("The budget {name} is used up."), context)
 }
 
-/// The same limit, as one of all runs that share the budget.
+/// The same limit, of a budget that the run shares.
 fn of_tree(mut reached: LimitReached) -> LimitReached {
     reached.error.message.push_str(" The run shares it with others.");
     if let Value::Object(context) = &mut reached.error.context {
@@ -467,8 +467,8 @@ fn of_tree(mut reached: LimitReached) -> LimitReached {
     reached
 }
 
-/// A limit of the budget that does not pay for the next model call, which needs so much at least;
-/// unknown where a price is.
+/// The limit of a budget that is too small for the next model call, which needs at least `needs`; that is `None` if a
+/// price is unknown.
 fn too_little<T>(name: &str, used: T, max: Option<T>, needs: Option<T>) -> LimitReached
 where
     T: Into<Value> + Copy + std::fmt::Display,

@@ -1,9 +1,9 @@
 //! The loop as a state machine without I/O.
 //!
-//! It owns every decision ([`State::next`], in `decide.rs`) and every fact ([`State::apply`], in
-//! `fold.rs`). It is plain data: no clock (the time is passed in), no random number, no channel. The
-//! same fold builds it live, after a crash and for a reader of the journal, so recovery is the
-//! ordinary path.
+//! It makes every decision ([`State::next`], in `decide.rs`) and applies every event ([`State::apply`], in
+//! `fold.rs`). It is plain data: no clock (the time is passed in), no random numbers, no channels. The
+//! same fold builds it during a run, after a crash and for a reader of the journal. So recovery uses the
+//! same code as a normal run.
 
 mod circumstances;
 mod crashes;
@@ -52,30 +52,30 @@ pub use crashes::Disposal;
 pub use faults::ModelFault;
 pub use fold::FoldError;
 
-/// What is to be done next.
+/// What the shell has to do next.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// Journal the opening: system prompt and first messages.
     Open,
-    /// Journal these facts, then ask again.
+    /// Journal these events, then ask again.
     Record(Vec<RunEvent>),
-    /// Make the conversation smaller, then journal [`Compaction::settled`].
+    /// Make the conversation smaller, then journal [`Compaction::into_event`].
     Compact(Compaction),
     /// Journal the call that the caller made in the agent's name.
     GiveCall(GivenCall),
     /// Call the model, then journal its answer or [`State::model_failed`].
     CallModel(ToolChoice),
-    /// Execute these tool calls, at the same time, then journal their results in this order.
+    /// Execute these tool calls concurrently, then journal their results in this order.
     CallTools(Vec<PendingCall>),
     /// Show the model what this proposal looks like, then journal [`RunEvent::OutputReflected`].
     Reflect(Proposal),
-    /// Look at the stop conditions that were not met yet, then journal [`State::stop_conditions_evaluated`].
+    /// Evaluate the stop conditions that were not met yet, then journal [`State::stop_conditions_evaluated`].
     EvaluateStopConditions,
     /// Validate a proposed output, then journal [`State::judged`].
     Check(Proposal),
-    /// Give the run back in this status; it waits.
+    /// Park the run in this status and give it back.
     Suspend(RunStatus),
-    /// It is over.
+    /// The run has ended.
     Done,
 }
 
@@ -92,21 +92,21 @@ pub struct PendingCall {
     pub index: u32,
     /// The approval, where it was asked for.
     pub approval: Option<Approval>,
-    /// Whether it was started before, and is made again after a crash or after a wait.
+    /// Whether it was started before, and is repeated after a crash or a wait.
     pub was_started: bool,
-    /// What the tool asked for before.
+    /// The answers to what the tool asked for before.
     pub input: Option<InputGiven>,
-    /// What is known of it, where a crash interrupted it and its tool can be asked about it.
+    /// Set if a crash interrupted the call and its tool can be asked for the outcome.
     pub interrupted: Option<Interrupted>,
 }
 
 impl PendingCall {
-    /// Where in the run it stands.
+    /// Its position in the run.
     pub fn slot(&self) -> Slot {
         Slot { attempt: self.attempt, iteration: self.iteration, index: self.index }
     }
 
-    /// What was decided on it before, for those who execute it.
+    /// The earlier decisions on the call, for its execution.
     pub fn decided(&self) -> Decided<'_> {
         Decided {
             approval: self.granted(),
@@ -116,7 +116,7 @@ impl PendingCall {
         }
     }
 
-    /// The approval, for those who execute it.
+    /// The approval, for the execution of the call.
     pub fn granted(&self) -> Option<Granted<'_>> {
         let approval = self.approval.as_ref()?;
         Some(Granted {
@@ -135,9 +135,9 @@ pub struct Approval {
     pub arguments: Option<Value>,
     /// Who approved.
     pub by: Option<String>,
-    /// What the approver was shown.
+    /// What the approval is valid for.
     pub basis: ApprovalBasis,
-    /// What the call would have done then.
+    /// The actions that the approver was shown.
     pub actions: Arc<[Action]>,
 }
 
@@ -155,13 +155,13 @@ pub struct Proposal {
 /// What the run waits for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Waiting {
-    /// The number and the time of the event that asks.
+    /// The number and the time of the event with the request.
     seq: i64,
     since: DateTime<Utc>,
     awaited: Awaited,
 }
 
-/// An answer, and what it was given on.
+/// An answer, with the request that it answers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Answered {
     resolved: Resolved,
@@ -180,11 +180,10 @@ struct Answered {
 struct OpenTurn {
     message: AssistantMessage,
     cut_off: bool,
-    /// Why the model stopped, where the response is an answer whatever calls it has: none of them
-    /// is executed.
+    /// Why the model stopped, if the response counts as an answer and none of its calls is executed.
     answered: Option<FinishReason>,
     answers: BTreeMap<Uuid, ToolResult>,
-    /// Dispatched calls. One without an answer is met only after a crash.
+    /// Dispatched calls. Between two steps, only a crash leaves one without an answer.
     dispatched: BTreeMap<Uuid, Dispatched>,
     /// What was counted for each call that was dispatched.
     counted: BTreeMap<Uuid, Consumption>,
@@ -193,19 +192,19 @@ struct OpenTurn {
     begun_after: BTreeMap<Uuid, i64>,
     /// Whether a call was blocked.
     is_blocked: bool,
-    /// What became of calls that were waited for.
+    /// Answers to requests for calls of this response.
     resolved: BTreeMap<Uuid, Answered>,
-    /// Calls whose child run was waited for, and has ended.
+    /// Calls that waited for a child run that has ended, with its id if known.
     #[serde(default)]
     children_ended: BTreeMap<Uuid, Option<Uuid>>,
-    /// What was given to calls whose tools asked for it.
+    /// Input that tools asked for, by call.
     #[serde(default)]
     inputs: BTreeMap<Uuid, InputGiven>,
     proposal: Option<Proposal>,
 }
 
 impl OpenTurn {
-    /// A response of which no call is answered yet.
+    /// A response without any answered call.
     fn of(message: AssistantMessage) -> Self {
         Self {
             message,
@@ -233,7 +232,7 @@ impl OpenTurn {
         effect.is_some_and(|effect| effect != Effect::Read) && !self.answers.contains_key(&call_id)
     }
 
-    /// Whether the call is under way, or was until it had to wait.
+    /// Whether the call is in progress, or was until it had to wait.
     fn was_started(&self, call_id: Uuid) -> bool {
         self.dispatched.contains_key(&call_id)
             || self.children_ended.contains_key(&call_id)
@@ -245,12 +244,12 @@ impl OpenTurn {
     }
 }
 
-/// What is known of a call whose outcome may be unknown.
+/// A dispatched call, whose outcome may be unknown after a crash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Dispatched {
     effect: Effect,
     on_unknown_outcome: OnUnknownOutcome,
-    /// Where its tool can be asked about it.
+    /// Set if its tool can be asked for the outcome.
     #[serde(default)]
     reconcilable: Option<Interrupted>,
     /// Whether it was dispatched before, and no result came.
@@ -261,12 +260,12 @@ struct Dispatched {
 }
 
 impl Dispatched {
-    /// Whether it must not be repeated as it is.
+    /// Whether it must not be repeated.
     fn is_final(&self) -> bool {
         self.effect == Effect::Once && self.on_unknown_outcome != OnUnknownOutcome::Retry
     }
 
-    /// Whether a person is to find out what became of it, unless its tool knows.
+    /// Whether a person has to find out its outcome, unless its tool knows it.
     fn is_reviewed(&self) -> bool {
         self.effect == Effect::Once && self.on_unknown_outcome == OnUnknownOutcome::Review
     }
@@ -288,15 +287,15 @@ struct CancelRequest {
     phase: String,
 }
 
-/// What has become of the tool call that an attempt must begin with, where it must.
+/// The state of the tool call that tool choice requires at the beginning of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RequiredCall {
-    /// It has not come yet.
+    /// Not made yet.
     Open,
-    /// It did not come, and was asked for once more.
+    /// Not made, and requested once more.
     Repeated,
-    /// It came, or is not waited for any more.
+    /// Made, or no longer required.
     Settled,
 }
 
@@ -314,13 +313,13 @@ enum Phase {
     BetweenAttempts,
     /// The next iteration is due.
     BetweenIterations,
-    /// A model call is due or under way; repeated where it was under way when the run was stopped.
+    /// A model call is due or in progress; repeated if a crash interrupted it.
     Calling { is_repeated: bool },
     /// Tool calls are being answered, or the proposal among them validated.
     Acting(OpenTurn),
     /// The model answered in text.
     Answered { message: AssistantMessage, finish_reason: FinishReason },
-    /// It is over.
+    /// The run has ended.
     Ended { ending: Ending, at: DateTime<Utc> },
 }
 
@@ -332,7 +331,7 @@ pub struct State {
     totals: Totals,
     last_seq: i64,
     started_at: Option<DateTime<Utc>>,
-    /// Turns of earlier runs that it began with.
+    /// The number of turns of earlier runs at the beginning of the conversation.
     taken_over: usize,
     single_shot: bool,
     attempt: u32,
@@ -342,7 +341,7 @@ pub struct State {
     last_tokens: u64,
     /// Turns that `last_tokens` counts; of the one after them, what the model wrote is counted too.
     counted_turns: usize,
-    /// Bytes that models and tools have said since the run began, as far as they are recorded.
+    /// Recorded bytes of models' answers and tools' results.
     recorded_bytes: usize,
     /// Why the conversation was made smaller since the iteration began.
     compactions: Vec<CompactionCause>,
@@ -353,11 +352,11 @@ pub struct State {
     failures_in_a_row: u32,
     failed_call: Option<FailedCall>,
     streak: Streak,
-    /// Results of calls that only read, since the attempt began or something was changed.
+    /// Results of read-only calls since the attempt began or something was changed.
     cache: BTreeMap<String, String>,
     /// The attempt's last proposal.
     proposal: Option<Proposal>,
-    /// What was wrong with the latest answers, as far as no decision could be made of them.
+    /// What was wrong with the latest answers that held no valid decision.
     undecided: Vec<String>,
     /// Whether the model is asked for nothing but the final answer.
     answer_only: bool,
@@ -373,23 +372,26 @@ pub struct State {
     waiting: BTreeMap<Uuid, Waiting>,
     /// Stop conditions that were met and dealt with.
     conditions_met: BTreeSet<usize>,
-    /// The stop condition that parked the run until it was ended.
+    /// The stop condition that parked the run and was answered by ending it.
     not_continued: Option<usize>,
-    /// What a call asked the network that would have sent more requests than the run may.
+    /// The network use of a call that would have exceeded the run's limit of requests.
     over_requests: Option<NetworkUse>,
     /// The last call whose result looked like a prompt injection.
     suspicious: Option<Uuid>,
-    /// The skills whose bounds hold.
+    /// The active skills.
     skills: Vec<SkillActivated>,
     /// The limit that leaves one model call.
     limit: Option<LimitReached>,
     raw_response: String,
+    /// When the model call is retried, if the last try failed.
+    #[serde(default)]
+    asks_again_at: Option<DateTime<Utc>>,
     blame: Blame,
     phase: Phase,
 }
 
 impl State {
-    /// A run to which nothing has happened.
+    /// A run without events.
     pub fn new(rules: Rules) -> Self {
         Self {
             rules,
@@ -428,6 +430,7 @@ impl State {
             skills: Vec::new(),
             limit: None,
             raw_response: String::new(),
+            asks_again_at: None,
             blame: Blame::default(),
             phase: Phase::Opening,
         }
@@ -445,8 +448,8 @@ impl State {
         self.conversation.bytes() + values
     }
 
-    /// The call that may have changed something, whose end a crash has hidden, and that this event
-    /// settles: it is repeated, looked into by a person, or answered with what is known.
+    /// The call with an unknown outcome after a crash that this event settles: it is repeated, reviewed by a
+    /// person, or answered with what is known. Only calls that may have changed something count.
     pub fn settles(&self, what: &RunEvent) -> Option<&ToolCall> {
         let (RunEvent::ToolCallStarted(ToolCallStarted { call_id, .. })
         | RunEvent::ToolCallCompleted(ToolCallCompleted { call_id, .. })
@@ -460,14 +463,14 @@ impl State {
         (turn.was_dispatched(*call_id) && !is_told).then(|| self.call(*call_id)).flatten()
     }
 
-    /// What the model said last, as long as calls of it are open, with the results that are there.
+    /// The model's last response, while calls of it are open, with the results so far.
     pub fn open_turn(&self) -> Option<(&AssistantMessage, impl Iterator<Item = &ToolResult>)> {
         let Phase::Acting(turn) = &self.phase else { return None };
         let calls = turn.message.tool_calls.iter();
         Some((&turn.message, calls.filter_map(|call| turn.answers.get(&call.id))))
     }
 
-    /// How many turns of earlier runs it began with.
+    /// How many turns of earlier runs the conversation began with.
     pub fn taken_over(&self) -> usize {
         self.taken_over
     }
@@ -478,7 +481,7 @@ impl State {
         turn.open_calls().filter(|(_, call)| turn.dispatched.contains_key(&call.id)).count()
     }
 
-    /// What was consumed so far.
+    /// What the run has consumed so far.
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
@@ -514,9 +517,9 @@ impl State {
         self.answer_only && self.rules.react.as_ref().is_some_and(is_asked_alone)
     }
 
-    /// The place of the model to ask among these: the one that answered last, else the first. A model
-    /// that only writes the final answer does not count.
-    pub fn model_place(&self, models: &[String]) -> usize {
+    /// The index of the model to ask: the one that answered last, else the first. A model that only writes
+    /// the final answer does not count.
+    pub fn model_index(&self, models: &[String]) -> usize {
         let last = self.answered_last.as_ref();
         last.and_then(|last| models.iter().position(|model| model == last)).unwrap_or(0)
     }
@@ -576,12 +579,12 @@ impl State {
             .map_or(0, |start| u64::try_from((now - start).num_milliseconds()).unwrap_or(0))
     }
 
-    /// What it has read.
+    /// The labels of what it has read.
     pub fn labels(&self) -> Labels {
         self.totals.labels
     }
 
-    /// The skills whose bounds hold.
+    /// The active skills.
     pub fn skills(&self) -> &[SkillActivated] {
         &self.skills
     }
@@ -600,11 +603,10 @@ impl State {
         }
     }
 
-    /// The result of the same call, made before in this attempt by a tool whose results are used
-    /// again.
+    /// The cached result of the same call, made before in this attempt.
     pub fn cached_result(&self, call: &ToolCall) -> Option<&str> {
         if self.cache.is_empty() {
-            return None; // as of every agent that caches nothing
+            return None; // always so for agents that cache nothing
         }
         self.cache.get(&same_call(call)).map(String::as_str)
     }

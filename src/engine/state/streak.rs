@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use crate::bounds::json;
 use crate::message::{ToolCall, canonical_json};
 
-/// How often the last call of a tool was made in a row with the same arguments and the same result.
+/// How many times in a row the same call had the same result.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Streak {
     /// The tool.
@@ -18,7 +18,7 @@ pub(super) struct Streak {
 }
 
 impl Streak {
-    /// The streak with this result.
+    /// The streak after this result.
     pub(super) fn with(&self, call: &ToolCall, result: &str) -> Self {
         let fingerprint = fingerprint(call, result);
         let times = if self.fingerprint == fingerprint { self.times + 1 } else { 1 };
@@ -31,7 +31,7 @@ fn fingerprint(call: &ToolCall, result: &str) -> Vec<u8> {
     Sha256::new().chain_update(same).chain_update([0]).chain_update(result).finalize().to_vec()
 }
 
-/// A text that is equal for calls of the same tool with the same arguments.
+/// A key that is equal for calls of the same tool with the same arguments.
 pub(super) fn same_call(call: &ToolCall) -> String {
     let arguments = json::read::<Value>(&call.arguments).map(canonical_json);
     format!("{}\0{}", call.name, arguments.as_deref().unwrap_or(&call.arguments))

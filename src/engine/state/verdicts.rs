@@ -1,6 +1,6 @@
-//! What it means for a run that a proposed output was judged, or could not be.
+//! What the verdict on a proposed output, or the lack of one, means for a run.
 //!
-//! Judging itself is [`crate::engine::validation`]'s.
+//! [`crate::engine::validation`] makes the verdict.
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ const NOT_VALID: (TerminationReason, &str) =
 const VALIDATOR_UNAVAILABLE: &str = "VALIDATOR_UNAVAILABLE";
 
 impl State {
-    /// What a judged proposal means: an empty list of errors accepts it.
+    /// The events for the verdict on a proposal; an empty list of errors accepts it.
     pub fn judged(
         &self,
         proposal: &Proposal,
@@ -36,7 +36,7 @@ impl State {
         self.attempt_failed(proposal.call_id, errors, feedback, NOT_VALID, now)
     }
 
-    /// What it means that no validator judged a proposal: the model cannot correct that.
+    /// The events if the validator is unavailable: the run ends, because the model cannot correct that.
     pub fn validator_unavailable(&self, why: &str, now: DateTime<Utc>) -> Vec<RunEvent> {
         let error = RunError {
             code: VALIDATOR_UNAVAILABLE.to_owned(),

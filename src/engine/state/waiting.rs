@@ -1,7 +1,7 @@
 //! Waiting: what a parked run waits for, and what the answers mean.
 //!
-//! A run that waits is not driven by anybody. Answers come as events when it goes on; the time
-//! between does not count towards its duration.
+//! A parked run is not driven. When it is resumed, the answers are recorded as events. The time between does
+//! not count towards its duration.
 
 use std::sync::Arc;
 
@@ -27,12 +27,12 @@ impl State {
         self.waiting.values().map(|waiting| &waiting.awaited)
     }
 
-    /// Whether the answer is outstanding to what the event of that number asks for.
+    /// Whether the request in the event with this number is still unanswered.
     pub fn awaits(&self, seq: i64) -> bool {
         self.waiting.values().any(|waiting| waiting.seq == seq)
     }
 
-    /// The status in which the run is parked, where it waits for something.
+    /// The status in which the run is parked, if it waits for something.
     pub(super) fn parked(&self) -> Option<RunStatus> {
         let waits_for = |kind| self.waiting().any(|awaited| awaited.kind == kind);
         Some(match () {
@@ -48,7 +48,7 @@ impl State {
         })
     }
 
-    /// The open calls from this place of the response on that limits leave room for.
+    /// The open calls from this index of the response on, as far as limits allow.
     pub fn open_calls(&self, first: u32) -> Vec<PendingCall> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let left =
@@ -60,25 +60,25 @@ impl State {
         open.map(|(index, call)| self.pending(index, call, None)).collect()
     }
 
-    /// Whether something was asked for that an open call needs, be it answered or not.
+    /// Whether something was requested for an open call, answered or not.
     pub fn was_asked_for(&self, call_id: Uuid) -> bool {
         let Phase::Acting(turn) = &self.phase else { return false };
         self.waiting.contains_key(&call_id) || turn.resolved.contains_key(&call_id)
     }
 
-    /// Whether a call of the response has its result from a decision on it, or from the caller.
+    /// Whether a call of the response was answered by a decision or by the caller.
     pub fn has_answers_from_outside(&self) -> bool {
         let Phase::Acting(turn) = &self.phase else { return false };
         turn.resolved.keys().any(|call| turn.answers.contains_key(call))
     }
 
-    /// Whether this call is repeated because the child run that it waited for has ended.
+    /// Whether this call is made again because the child run that it waited for has ended.
     fn child_has_ended(&self, call_id: Uuid) -> bool {
         matches!(&self.phase, Phase::Acting(turn) if turn.children_ended.contains_key(&call_id))
     }
 
-    /// What to do with a call whose child run has ended, while the run waits for something else: what
-    /// came of the child may end the run.
+    /// The step for a call whose child run has ended, while the run waits for something else. The child's
+    /// outcome may end the run.
     pub(super) fn call_of_ended_child(&self) -> Option<Step> {
         let Phase::Acting(turn) = &self.phase else { return None };
         let mut open = turn.open_calls();
@@ -89,22 +89,22 @@ impl State {
         })
     }
 
-    /// How long a call that waited for its child run was under way since it was first dispatched, in
-    /// milliseconds, without the waits; nothing for any other call.
+    /// Milliseconds since a call that waited for its child run was first dispatched, without the time in
+    /// which the run was parked; `None` for other calls.
     pub fn with_ended_child(&self, call_id: Uuid, now: DateTime<Utc>) -> Option<u64> {
         let Phase::Acting(turn) = &self.phase else { return None };
         let begun = turn.begun_after.get(&call_id).filter(|_| self.child_has_ended(call_id))?;
         u64::try_from(self.active_ms(now) - begun).ok()
     }
 
-    /// An open call, as it will be looked at once what it waits for is there.
+    /// An open call, as it will be judged when its answer arrives.
     pub fn open_call(&self, call: Uuid) -> Option<PendingCall> {
         let Phase::Acting(turn) = &self.phase else { return None };
         let (index, call) = turn.open_calls().find(|(_, open)| open.id == call)?;
         Some(self.pending(index, call, None))
     }
 
-    /// An answer to something that was waited for.
+    /// Applies the answer to a request.
     pub(super) fn resolved(
         &mut self,
         resolved: &Resolved,
@@ -131,7 +131,7 @@ impl State {
         if let Resolution::Approved { clears, .. } = resolved.resolution
             && !clears.are_none()
         {
-            self.cache.clear(); // what is read again labels the run again
+            self.cache.clear(); // a reread must label the run again
         }
         if let Some(duration) = resolved.child_duration_ms {
             self.child_was_under_way(resolved.call_id, duration, at);
@@ -157,13 +157,12 @@ impl State {
             let (basis, actions) = shown.unwrap_or_default();
             let answer =
                 Answered { resolved: resolved.clone(), basis, actions, took_ms, for_input };
-            turn.resolved.insert(resolved.call_id, answer); // else its approval still holds
+            turn.resolved.insert(resolved.call_id, answer); // otherwise its approval stays valid
         }
         Ok(())
     }
 
-    /// A run is under way for as long as a child of its call is: what the child worked while this run
-    /// was parked is not waited.
+    /// Counts the time in which a child worked while this run was parked as time in progress, not as waiting.
     fn child_was_under_way(&mut self, call_id: Uuid, duration_ms: u64, now: DateTime<Utc>) {
         let Phase::Acting(turn) = &self.phase else { return };
         let Some(begun) = turn.begun_after.get(&call_id) else { return };
@@ -172,7 +171,7 @@ impl State {
         self.totals.waited_ms -= duration.saturating_sub(counted).max(0);
     }
 
-    /// What to do with a call that was waited for.
+    /// The step for a call whose request was answered.
     pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, answer: &Answered) -> Step {
         let Answered { resolved, basis, actions, took_ms, for_input } = answer;
         let by = resolved.decided_by.as_deref();
@@ -191,14 +190,14 @@ impl State {
                 };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])
             }
-            // The repeated call finds its child ended, or has the input with it.
+            // The repeated call finds its child run ended, or passes the input on.
             Resolution::DidNotHappen | Resolution::ChildEnded | Resolution::Input { .. } => {
                 Step::CallTools(vec![self.pending(index, call, None)])
             }
             Resolution::Denied => {
                 let by = by.unwrap_or("An approver");
-                let told = "Do not make it again; continue without it.";
-                self.refused(call, actions, format!("{by} denied this call{why}."), told)
+                let advice = "Do not make it again; continue without it.";
+                self.refused(call, actions, format!("{by} denied this call{why}."), advice)
             }
             Resolution::Expired if *for_input => {
                 let effect = actions.iter().map(|action| action.effect).max();
@@ -210,8 +209,8 @@ impl State {
                 Step::Record(vec![unexecuted(call, CallFailure::Timeout, content)])
             }
             Resolution::Expired => {
-                let told = "Go on without it, and say what could not be done.";
-                self.refused(call, actions, "Nobody approved this call in time.".to_owned(), told)
+                let advice = "Go on without it, and say what could not be done.";
+                self.refused(call, actions, "Nobody approved this call in time.".to_owned(), advice)
             }
             Resolution::Result { content, is_error } => {
                 let failure = is_error.then_some(CallFailure::ToolError);
@@ -251,8 +250,7 @@ impl State {
         )
     }
 
-    /// A call that a person refused, or that was not decided on in time: what is recorded, and what
-    /// the model is advised, in addition.
+    /// The step for a call that was denied, or not decided on in time; `advice` is added for the model.
     fn refused(
         &self,
         call: &ToolCall,

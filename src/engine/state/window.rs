@@ -1,8 +1,7 @@
-//! Decisions about the context window: when the conversation must get smaller before the next model
-//! call.
+//! Decides when the conversation must get smaller before the next model call.
 //!
-//! Once in an iteration because the window is nearly full by our estimate, once because a provider
-//! said so. What is taken from the conversation then is decided in [`context`].
+//! This happens at most twice in an iteration: once because the window is nearly full by our estimate, once
+//! because a provider refused the call. [`context`] decides what is removed.
 
 use std::slice;
 
@@ -14,12 +13,12 @@ use crate::event::{CompactionCause, ContextCompacted};
 use crate::message::Turn;
 use crate::providers::estimate;
 
-/// Summaries in a row that gained nothing, after which no more is asked for.
+/// After so many summaries in a row that gained nothing, no more are requested.
 const MOST_FRUITLESS: u32 = 2;
-/// After one of them the conversation must grow by one part in so many of the window.
+/// After a summary that gained nothing, the conversation must grow by 1/8 of the window before the next.
 const GROWTH: u64 = 8;
 
-/// Summaries in a row that a model was asked for and that gained nothing.
+/// Consecutive requested summaries that gained nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Fruitless {
     summaries: u32,
@@ -42,9 +41,8 @@ impl Fruitless {
 }
 
 impl State {
-    /// What to do about a model call that a provider refused because it did not fit; nothing where
-    /// that was tried in this iteration, or nothing can be taken away. `place` is that of the model
-    /// among the plan's.
+    /// The compaction after a provider refused a model call that did not fit; `None` if there was one in this
+    /// iteration, or nothing can be removed. `place` is the index of the model in the plan.
     pub fn recovery(&self, place: usize, failed_tries: u32) -> Option<Compaction> {
         let cause = CompactionCause::ProviderRefused;
         if self.compactions.contains(&cause) {
@@ -67,13 +65,13 @@ impl State {
         self.rules.windows.iter().find(|window| is_it(&window.model))?.tokens
     }
 
-    /// What to do about a window that is nearly full.
+    /// The compaction of a window that is nearly full.
     pub(super) fn compaction(&self) -> Option<Compaction> {
         let windows = &self.rules.windows;
         let last = self.totals.model.as_ref();
         let current = last.and_then(|last| windows.iter().find(|window| window.model == *last));
         let tokens = current.or(windows.first())?.tokens?;
-        if !self.compactions.is_empty() || self.next_input() <= context::full(tokens) {
+        if !self.compactions.is_empty() || self.next_input() <= context::nearly_full(tokens) {
             return None;
         }
         let load = self.load(self.readers());
@@ -87,7 +85,7 @@ impl State {
         )
     }
 
-    /// Whether a summary may gain something, as far as earlier ones tell.
+    /// Whether a summary may gain something, judging by earlier ones.
     fn is_summary_due(&self, load: Load, window: u64) -> bool {
         let Fruitless { summaries, bytes } = self.fruitless;
         let now = estimate::bytes(&self.conversation, self.readers());
@@ -102,14 +100,14 @@ impl State {
         Load { tokens: self.next_input(), bytes }
     }
 
-    /// The model that reads the conversation next, as far as is known: the last one, else the first.
+    /// The model that probably reads the conversation next: the last one, else the first.
     pub(super) fn readers(&self) -> &[String] {
         let first = || self.rules.windows.first().map(|window| &window.model);
         self.totals.model.as_ref().or_else(first).map_or(&[][..], slice::from_ref)
     }
 
-    /// Tokens that the next model call would read: what the last one took and what was added since,
-    /// else all of it by its size.
+    /// Tokens that the next model call would read: those of the last call and what was added since, or an
+    /// estimate by size.
     pub(super) fn next_input(&self) -> u64 {
         if self.last_tokens == 0 {
             let said = estimate::of_conversation(&self.conversation, self.readers());

@@ -1,5 +1,5 @@
-//! Characters as a reader takes them: look-alikes are the letter that they look like, what is not
-//! seen is nothing, and case and accents do not count.
+//! Folds characters to what a reader perceives: look-alikes become the letter that they resemble,
+//! invisible characters are dropped, and case and accents are ignored.
 //!
 //! The same folding is applied to the vocabulary, so words of other alphabets are found too. What a
 //! word means is decided elsewhere.
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use crate::message::visible::is_hidden;
 
-/// Codes below this are looked up; the alphabets beyond are reckoned.
+/// Codes below this are looked up in a table; letters of the alphabets beyond are computed.
 const FOLDED_CODES: usize = 0xa740;
 
 /// What a reader sees of a character.

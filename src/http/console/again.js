@@ -8,8 +8,8 @@ import { start } from "./stream.js";
 const MODES = { single: "invoke", iterative: "invoke-iterative", call: "call" };
 const mode = (run) => MODES[run.kind];
 
-/** What the run was asked, without what belongs to it alone. */
-function asked(run) {
+/** The request that started a run, without its id and the like. */
+function requestBody(run) {
   const overrides = Object.entries(run.overrides ?? {}).filter(([, value]) => value !== null);
   const { call, ...body } = { inputs: run.inputs ?? {}, ...Object.fromEntries(overrides) };
   Object.assign(body, call);
@@ -19,16 +19,16 @@ function asked(run) {
   return body;
 }
 
-/** Buttons for the head of its page. A child is its parent's to start, and what lacks a secret cannot be sent as it is. */
+/** Buttons for the head of a run's page: none for a child run, and no repetition of a request whose secrets are redacted. */
 export function again(run, main) {
   if (run.parent_run_id) return [];
   const form = run.kind === "call" ? "judge" : "agents";
   const change = el("a", { class: "button", href: `#/${form}/${part(run.agent)}?from=${part(run.run_id)}` }, "With changes …");
-  if (lacksSecret(asked(run))) return [change];
+  if (lacksSecret(requestBody(run))) return [change];
   const repeat = el("button", { type: "button", onclick: async () => {
     repeat.disabled = true;
     try {
-      location.hash = `#/runs/${await start(run.agent, mode(run), asked(run))}`;
+      location.hash = `#/runs/${await start(run.agent, mode(run), requestBody(run))}`;
       announce("Started again");
     } catch (problem) {
       main.prepend(notice(problem));
@@ -39,4 +39,4 @@ export function again(run, main) {
 }
 
 export const snippetOf = (run) =>
-  (run.parent_run_id ? null : folded("Copy as curl, TypeScript or Python", () => snippets(`agents/${part(run.agent)}/${mode(run)}`, asked(run))));
+  (run.parent_run_id ? null : folded("Copy as curl, TypeScript or Python", () => snippets(`agents/${part(run.agent)}/${mode(run)}`, requestBody(run))));

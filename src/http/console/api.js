@@ -3,11 +3,11 @@
 import { parse, stringify } from "./json.js";
 
 /** Where the page is, which may be beneath the prefix itself. */
-const HERE = new URL(".", document.baseURI).href;
-const ROOT = new URL(HERE.endsWith("/v1/") ? "." : "v1/", HERE);
-const SESSION = new URL("console/session", HERE);
+const PAGE_URL = new URL(".", document.baseURI).href;
+const API_ROOT = new URL(PAGE_URL.endsWith("/v1/") ? "." : "v1/", PAGE_URL);
+const SESSION = new URL("console/session", PAGE_URL);
 /** Says that a request comes from a page of the console; pages of other sites cannot. */
-const MARK = { "X-Toolloop-Console": "1" };
+const CONSOLE_HEADER = { "X-Toolloop-Console": "1" };
 
 /** An answer that is an error (RFC 9457). */
 export class Problem extends Error {
@@ -19,7 +19,7 @@ export class Problem extends Error {
   }
 }
 
-/** What an answer says. */
+/** The JSON of a response. */
 export const read = async (answer) => parse(await answer.text());
 
 /** Who is signed in, the same in all tabs: `{authentication, caller}`. */
@@ -28,15 +28,15 @@ export const signedIn = () => who;
 export const may = (scope) => (who.caller?.scopes ?? []).some((held) => held === scope || held === "admin");
 
 async function session(method, key) {
-  const headers = { ...MARK, ...(key && { Authorization: `Bearer ${key}` }) };
+  const headers = { ...CONSOLE_HEADER, ...(key && { Authorization: `Bearer ${key}` }) };
   const answer = await fetch(SESSION, { method, headers });
-  const told = answer.status === 204 ? {} : await read(answer).catch(() => ({}));
-  if (!answer.ok) throw new Problem(answer.status, told);
-  return told;
+  const content = answer.status === 204 ? {} : await read(answer).catch(() => ({}));
+  if (!answer.ok) throw new Problem(answer.status, content);
+  return content;
 }
 
-/** Looks who is signed in. */
-export async function look() {
+/** Asks the service who is signed in. */
+export async function loadCaller() {
   who = await session("GET");
   return who;
 }
@@ -49,8 +49,8 @@ export async function signOut() {
   who = { ...who, caller: null };
 }
 
-/** The whole address of a route, for those who call it from elsewhere. */
-export const address = (path) => new URL(path, ROOT).href;
+/** The full URL of a route. */
+export const address = (path) => new URL(path, API_ROOT).href;
 
 /** A name as a part of a path. */
 export const part = (name) => encodeURIComponent(name);
@@ -61,18 +61,18 @@ export const serviceNow = () => Date.now() + ahead;
 
 /** `body` is sent as JSON, `raw` as it is. */
 export async function request(method, path, { body, raw, headers, signal } = {}) {
-  const answer = await fetch(new URL(path, ROOT), {
+  const answer = await fetch(new URL(path, API_ROOT), {
     method,
     signal,
     headers: {
-      ...MARK,
+      ...CONSOLE_HEADER,
       ...(body && { "Content-Type": "application/json" }),
       ...headers,
     },
     body: body ? stringify(body) : raw,
   });
-  const told = Date.parse(answer.headers.get("Date") ?? "");
-  if (Math.abs(told - Date.now() - ahead) > 2000) ahead = told - Date.now();
+  const serviceTime = Date.parse(answer.headers.get("Date") ?? "");
+  if (Math.abs(serviceTime - Date.now() - ahead) > 2000) ahead = serviceTime - Date.now();
   if (answer.ok) return answer;
   const problem = new Problem(answer.status, await read(answer).catch(() => ({})));
   if (answer.status === 401) document.dispatchEvent(new CustomEvent("unauthenticated"));

@@ -1,16 +1,16 @@
-// What waits for a person, of all runs, and what was decided.
+// The requests of all runs that wait for a person, and the decisions.
 
 import { first, get, part } from "./api.js";
-import { Asked } from "./asked.js";
+import { PendingCalls } from "./asked.js";
 import { decision } from "./decide.js";
 import { el, folded, heading, notice, status, time } from "./dom.js";
 import { plural, short, visible, words } from "./format.js";
 import { who } from "./people.js";
-import { argued } from "./preview.js";
+import { argumentsWithPreview } from "./preview.js";
 
-/** Milliseconds between two looks. */
+/** Milliseconds between two refreshes. */
 const REFRESH = 3000;
-/** Requests that are shown, and those among which an agent's are looked for. */
+/** Requests that are shown, and requests that are searched for those of an agent. */
 const SHOWN = 100;
 const SEARCHED = 1000;
 const STATUSES = ["pending", "approved", "denied", "expired", "answered", "resolved", "void"];
@@ -20,26 +20,26 @@ export async function approvals(main, params, signal) {
   const agent = params.get("agent") ?? "";
   heading("Approvals");
   const list = el("ul", { class: "cards wide inbox" });
-  const said = el("p", { class: "meta", role: "status" });
-  const trouble = el("div");
-  const asked = new Asked(list, (row) => request(row, load, signal));
+  const count = el("p", { class: "meta", role: "status" });
+  const errorBox = el("div");
+  const pending = new PendingCalls(list, (row) => request(row, load, signal));
 
   async function load() {
     const read = await first(`approvals?status=${part(wanted)}&limit=100`, signal, agent ? SEARCHED : SHOWN);
     const rows = read.rows.filter((row) => row.agent.includes(agent));
-    trouble.replaceChildren();
-    said.textContent = summary(rows.length, read, wanted);
-    asked.show(rows);
+    errorBox.replaceChildren();
+    count.textContent = summary(rows.length, read, wanted);
+    pending.show(rows);
     document.dispatchEvent(new CustomEvent("waiting"));
   }
-  const attempt = () => load().catch((problem) => signal.aborted || trouble.replaceChildren(notice(problem)));
-  main.append(filters(wanted, agent), said, trouble, list);
+  const attempt = () => load().catch((problem) => signal.aborted || errorBox.replaceChildren(notice(problem)));
+  main.append(filters(wanted, agent), count, errorBox, list);
   await attempt();
-  const again = setInterval(() => document.hidden || attempt(), REFRESH);
-  signal.addEventListener("abort", () => clearInterval(again));
+  const timer = setInterval(() => document.hidden || attempt(), REFRESH);
+  signal.addEventListener("abort", () => clearInterval(timer));
 }
 
-/** How many there are, as far as that is known. */
+/** Tells how many requests are shown, and whether there are more. */
 function summary(shown, read, wanted) {
   if (read.more) return `${plural(shown, "request")} among the newest ${read.rows.length}; there are older ones.`;
   if (shown) return plural(shown, "request");
@@ -58,7 +58,7 @@ function filters(wanted, agent) {
   return form;
 }
 
-function request(row, answered, signal) {
+function request(row, onAnswered, signal) {
   const isOpen = row.status === "pending";
   const about = row.decided_by || row.decided_at
     ? el("p", { class: "meta" }, status(row.status), row.decided_by && el("span", {}, "by ", who(row.decided_by)), time(row.decided_at), row.decision_reason && el("span", {}, visible(row.decision_reason)))
@@ -67,11 +67,11 @@ function request(row, answered, signal) {
     el("h2", {}, row.tool ? el("code", {}, visible(row.tool)) : words(row.kind), el("small", {}, visible(row.agent)),
       el("a", { class: "run", href: `#/runs/${part(row.run_id)}` }, `run ${short(row.run_id)}`)),
     el("p", {}, visible(row.reason)), about || "",
-    row.tool && (isOpen ? argued(row, signal) : folded("Arguments", () => el("div", {}, argued(row, signal)))),
-    isOpen && decision(row, answered, signal));
+    row.tool && (isOpen ? argumentsWithPreview(row, signal) : folded("Arguments", () => el("div", {}, argumentsWithPreview(row, signal)))),
+    isOpen && decision(row, onAnswered, signal));
 }
 
-/** Keeps the number of what waits beside the page's name; hidden from those who may not decide. */
+/** Shows the number of pending requests beside the link; hidden from callers who may not decide. */
 export function badge(link) {
   const number = el("span", { class: "badge", hidden: true });
   link.append(number);

@@ -5,9 +5,9 @@ import { changed } from "./diff.js";
 import { el } from "./dom.js";
 import { plural } from "./format.js";
 
-/** So many are open at first. */
+/** How many are open at first. */
 const OPEN = 3;
-const MOST = 200;
+const MAX_CHANGES = 200;
 
 export class Changes {
   /** `reveal` shows the call that made a change in the timeline. */
@@ -19,20 +19,20 @@ export class Changes {
     this.title = el("h2", {}, "Changed files");
     this.node = el("section", { class: "changes card", "aria-label": "Changed files", hidden: true }, this.title, this.list);
     this.shown = 0;
-    this.asked = null;
+    this.timer = null;
   }
 
-  /** Looks soon: many calls may end at once. */
-  ask() {
-    this.asked ??= setTimeout(() => {
-      this.asked = null;
+  /** Loads soon, once for many calls that end together. */
+  scheduleLoad() {
+    this.timer ??= setTimeout(() => {
+      this.timer = null;
       this.load().catch(() => {});
     }, 500);
-    this.signal.addEventListener("abort", () => clearTimeout(this.asked));
+    this.signal.addEventListener("abort", () => clearTimeout(this.timer));
   }
 
   async load() {
-    const rows = await all(`runs/${part(this.run)}/changes?limit=${MOST}`, this.signal, MOST);
+    const rows = await all(`runs/${part(this.run)}/changes?limit=${MAX_CHANGES}`, this.signal, MAX_CHANGES);
     if (!rows.length) return;
     this.node.hidden = false;
     this.title.textContent = `Changed files: ${plural(rows.length, "change")}`;

@@ -4,35 +4,35 @@ import { all, get, part } from "./api.js";
 import { parse, same } from "./json.js";
 
 /** Runs whose parts are read, and how deep. */
-const MOST = 24;
-const DEPTH = 4;
+const MAX_RUNS = 24;
+const MAX_DEPTH = 4;
 
 export class Children {
   constructor(run, signal) {
     this.run = run;
     this.signal = signal;
-    /** What ended runs were made of does not change. */
+    /** The parts of ended runs, which do not change. */
     this.done = new Map();
     this.tree = [];
   }
 
   async load() {
     const tree = [];
-    await this.under(this.run, 1, tree);
+    await this.loadBelow(this.run, 1, tree);
     this.tree = tree;
     return tree;
   }
 
-  async under(parent, depth, tree) {
-    if (depth > DEPTH || tree.length >= MOST) return;
-    const { data } = await get(`runs?parent_run_id=${part(parent)}&limit=${MOST}`, this.signal);
+  async loadBelow(parent, depth, tree) {
+    if (depth > MAX_DEPTH || tree.length >= MAX_RUNS) return;
+    const { data } = await get(`runs?parent_run_id=${part(parent)}&limit=${MAX_RUNS}`, this.signal);
     for (const run of data.reverse()) {
-      if (tree.length >= MOST) return;
+      if (tree.length >= MAX_RUNS) return;
       tree.push({
         run, depth, from: Date.parse(run.started_at ?? run.created_at), to: run.finished_at && Date.parse(run.finished_at),
         ...(await this.parts(run)),
       });
-      if (run.tree_usage || !run.finished_at) await this.under(run.run_id, depth + 1, tree);
+      if (run.tree_usage || !run.finished_at) await this.loadBelow(run.run_id, depth + 1, tree);
     }
   }
 
@@ -40,12 +40,12 @@ export class Children {
     const known = this.done.get(run.run_id);
     if (known) return known;
     const path = `runs/${part(run.run_id)}`;
-    const [asked, iterations, calls] = await Promise.all([
+    const [detail, iterations, calls] = await Promise.all([
       get(path, this.signal),
       all(`${path}/iterations?limit=200`, this.signal), all(`${path}/tool-calls?limit=200`, this.signal),
     ]);
     const parts = {
-      inputs: asked.inputs,
+      inputs: detail.inputs,
       model: iterations.map(({ started_at: at, latency_ms: took, number }) => {
         const from = Date.parse(at);
         return { from, to: from + took, label: `${run.agent}: iteration ${number}` };
@@ -66,14 +66,14 @@ export class Children {
       if (depth > 1 || taken.has(run.run_id)) continue;
       const began = Date.parse(run.created_at) + 100;
       const row = [...story.calls.values()].find((call) => !call.child && call.ran && Date.parse(call.ran) <= began
-        && call.call.name.endsWith(`:${run.agent}`) && isAsked(call.call.arguments, inputs));
+        && call.call.name.endsWith(`:${run.agent}`) && hasInputs(call.call.arguments, inputs));
       if (row) story.change(row, { child: run.run_id });
     }
   }
 }
 
 /** Whether arguments, as the model wrote them, are these inputs. */
-function isAsked(written, inputs) {
+function hasInputs(written, inputs) {
   try {
     return same(parse(written) ?? {}, inputs ?? {});
   } catch {

@@ -1,6 +1,6 @@
 // The frame of the console: which page is shown, who is signed in, and the keys that work everywhere.
 
-import { look, Problem, signedIn, signIn, signOut } from "./api.js";
+import { loadCaller, Problem, signedIn, signIn, signOut } from "./api.js";
 import { announce, el, heading, notice } from "./dom.js";
 import { visible } from "./format.js";
 import { approvals, badge } from "./approvals.js";
@@ -16,8 +16,8 @@ import { session, sessions } from "./sessions.js";
 
 const main = document.getElementById("main");
 const nav = document.querySelector("nav");
-const leaver = document.getElementById("sign-out");
-const person = document.getElementById("who");
+const signOutButton = document.getElementById("sign-out");
+const callerName = document.getElementById("who");
 /** Tells the other tabs that the user signed in or out. */
 const tabs = new BroadcastChannel("toolloop");
 const countWaiting = badge(nav.querySelector("[href='#/approvals']"));
@@ -33,16 +33,16 @@ function decoded(step) {
 }
 
 /** The page that the address names: `#/runs?status=failed`, `#/runs/<id>`, `#/agents/<name>`. */
-function chosen() {
+function pageOfAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [room, name] = path.split("/").map(decoded);
+  const [section, name] = path.split("/").map(decoded);
   const params = new URLSearchParams(query);
-  if (room === "agents") return name ? ["agents", (place, of, signal) => invoke(place, of, signal, params), name] : ["agents", agents];
-  if (room === "judge" && name) return ["agents", (place, of, signal) => judge(place, of, signal, params), name];
-  if (room === "tools") return ["tools", tools];
-  if (room === "approvals") return ["approvals", approvals, params];
-  if (room === "sessions") return name ? ["sessions", session, name] : ["sessions", sessions, params];
-  if (room === "") return ["", overview, params];
+  if (section === "agents") return name ? ["agents", (place, of, signal) => invoke(place, of, signal, params), name] : ["agents", agents];
+  if (section === "judge" && name) return ["agents", (place, of, signal) => judge(place, of, signal, params), name];
+  if (section === "tools") return ["tools", tools];
+  if (section === "approvals") return ["approvals", approvals, params];
+  if (section === "sessions") return name ? ["sessions", session, name] : ["sessions", sessions, params];
+  if (section === "") return ["", overview, params];
   return name ? ["runs", run, name] : ["runs", runs, params];
 }
 
@@ -52,9 +52,9 @@ async function show() {
   const { signal } = page;
   main.replaceChildren();
   try {
-    const [room, build, argument] = chosen();
+    const [section, build, argument] = pageOfAddress();
     for (const link of nav.children) {
-      if (link.hash === `#/${room}`) link.setAttribute("aria-current", "page");
+      if (link.hash === `#/${section}`) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
     await build(main, argument, signal);
@@ -65,23 +65,23 @@ async function show() {
   }
 }
 
-function frame(isShown) {
+function updateFrame(isShown) {
   const { authentication, caller } = signedIn();
   nav.hidden = !isShown;
-  leaver.hidden = person.hidden = !isShown || authentication === "none";
-  person.textContent = caller?.key ? visible(`${caller.key.name} · ${caller.tenant}`) : "";
+  signOutButton.hidden = callerName.hidden = !isShown || authentication === "none";
+  callerName.textContent = caller?.key ? visible(`${caller.key.name} · ${caller.tenant}`) : "";
 }
 
-function askForKey(trouble) {
+function askForKey(errorBox) {
   page.abort();
-  frame(false);
+  updateFrame(false);
   main.replaceChildren();
   heading("Sign in");
   const field = el("input", {
     id: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true, placeholder: "tl_…",
     "aria-describedby": "key-help",
   });
-  const enter = async (event) => {
+  const submitKey = async (event) => {
     event.preventDefault();
     button.disabled = true;
     try {
@@ -93,7 +93,7 @@ function askForKey(trouble) {
     }
   };
   const button = el("button", { class: "main" }, "Sign in");
-  main.append(el("form", { class: "card sign-in", onsubmit: enter }, trouble,
+  main.append(el("form", { class: "card sign-in", onsubmit: submitKey }, errorBox,
     el("label", { for: "key" }, "API key"), field,
     el("small", { id: "key-help" }, "For all tabs of this browser, until you sign out. The key itself is not kept."),
     button));
@@ -103,11 +103,11 @@ function askForKey(trouble) {
 /** Goes on where a user is signed in, or where none has to be. */
 async function begin() {
   try {
-    if ((await look()).caller === null) return askForKey();
+    if ((await loadCaller()).caller === null) return askForKey();
   } catch (problem) {
     return main.replaceChildren(notice(problem));
   }
-  frame(true);
+  updateFrame(true);
   forgetPeople();
   forgetRights();
   countWaiting();
@@ -141,5 +141,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
-leaver.addEventListener("click", leave);
+signOutButton.addEventListener("click", leave);
 begin();

@@ -1,4 +1,4 @@
-// The form that answers what a run waits for: that which was asked when the form was made, and nothing else.
+// The form that answers what a run waits for. It answers only the question for which it was made.
 
 import { get, part, post } from "./api.js";
 import { compared } from "./diff.js";
@@ -24,8 +24,8 @@ const QUESTIONS = {
   },
 };
 
-/** Milliseconds between two looks at whether the key may decide. */
-const AGAIN = 2000;
+/** Milliseconds before a failed check of permission is repeated. */
+const RETRY_PAUSE = 2000;
 
 /** Whether the key may decide; known once it is answered, until another person signs in. */
 let allowed = null;
@@ -39,7 +39,7 @@ async function mayDecide(signal) {
       return await (allowed ??= isAllowed());
     } catch {
       allowed = null;
-      await new Promise((resolve) => setTimeout(resolve, AGAIN));
+      await new Promise((resolve) => setTimeout(resolve, RETRY_PAUSE));
     }
   }
   return false;
@@ -48,38 +48,38 @@ export const forget = () => {
   allowed = null;
 };
 
-/** A form, hidden where there is nothing to answer or the key does not permit it; `answered` gets the run after it. */
-export function decision(call, answered, signal) {
+/** A form, hidden where there is nothing to answer or the key does not permit it; `onAnswered` gets the run after it. */
+export function decision(call, onAnswered, signal) {
   const form = el("form", { class: "decision", hidden: true, onsubmit: (event) => event.preventDefault() });
   const question = QUESTIONS[call.kind];
-  if (call.input) askForInput(form, call, answered);
-  else if (question?.isOpen) ask(form, call, question, answered, signal);
-  else if (question) mayDecide(signal).then((may) => may && ask(form, call, question, answered, signal));
+  if (call.input) askForInput(form, call, onAnswered);
+  else if (question?.isOpen) ask(form, call, question, onAnswered, signal);
+  else if (question) mayDecide(signal).then((may) => may && ask(form, call, question, onAnswered, signal));
   return form;
 }
 
-function ask(form, call, { label, answers, isEditable, isOpen }, answered, signal) {
+function ask(form, call, { label, answers, isEditable, isOpen }, onAnswered, signal) {
   const id = `answer-${call.call_id}`;
-  const said = isOpen ? el("textarea", { id, rows: 3 }) : el("input", { id, maxlength: 1000, autocomplete: "off" });
-  const trouble = el("div", { role: "alert" });
+  const input = isOpen ? el("textarea", { id, rows: 3 }) : el("input", { id, maxlength: 1000, autocomplete: "off" });
+  const errorBox = el("div", { role: "alert" });
   const editor = isEditable && new ArgumentsEditor(call, signal);
   const send = async (verb, field, fixed) => {
-    trouble.replaceChildren();
-    const text = said.value.trim();
+    errorBox.replaceChildren();
+    const text = input.value.trim();
     const body = { ...fixed, ...(!isOpen && { seq: call.seq }), ...(field && (text || field === "content") && { [field]: text }) };
     try {
       const edited = verb === "approve" && editor?.value();
       if (edited) body.arguments = edited;
       const run = await post(`runs/${part(call.run_id)}/tool-calls/${part(call.call_id)}/${verb}`, body);
       announce("Answered");
-      await answered(run);
+      await onAnswered(run);
     } catch (problem) {
-      trouble.replaceChildren(notice(problem), ...(problem.body?.errors ?? []).slice(0, 10).map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
+      errorBox.replaceChildren(notice(problem), ...(problem.body?.errors ?? []).slice(0, 10).map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
     }
   };
   const buttons = answers.map(([text, verb, field, kind, fixed]) =>
     el("button", { type: "button", class: kind, onclick: () => send(verb, field, fixed) }, text));
-  form.append(el("label", { for: id }, label), said, trouble, el("p", { class: "buttons" }, buttons, editor && editor.button), ...(editor ? [editor.node] : []));
+  form.append(el("label", { for: id }, label), input, errorBox, el("p", { class: "buttons" }, buttons, editor && editor.button), ...(editor ? [editor.node] : []));
   form.hidden = false;
 }
 
@@ -93,8 +93,8 @@ function entered({ name, text }) {
 }
 
 /** The forms of a tool that asks for input, each filled in as JSON. */
-function askForInput(form, call, answered) {
-  const trouble = el("div", { role: "alert" });
+function askForInput(form, call, onAnswered) {
+  const errorBox = el("div", { role: "alert" });
   const fields = Object.entries(call.input.requests).map(([name, { message, display }], place) => {
     const id = `input-${call.call_id}-${place}`;
     const text = el("textarea", { id, rows: 4, spellcheck: "false" });
@@ -104,20 +104,20 @@ function askForInput(form, call, answered) {
     return { name, text, node };
   });
   const send = async (action) => {
-    trouble.replaceChildren();
+    errorBox.replaceChildren();
     try {
       const given = (field) => [field.name, action === "accept" ? { action, content: entered(field) } : { action }];
       const body = { round: call.input.round, responses: Object.fromEntries(fields.map(given)) };
       const run = await post(`runs/${part(call.run_id)}/tool-calls/${part(call.call_id)}/result`, body);
       announce("Answered");
-      await answered(run);
+      await onAnswered(run);
     } catch (problem) {
-      trouble.replaceChildren(notice(problem), ...(problem.body?.errors ?? []).slice(0, 10).map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
+      errorBox.replaceChildren(notice(problem), ...(problem.body?.errors ?? []).slice(0, 10).map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
     }
   };
   const button = ([text, action, kind]) => el("button", { type: "button", class: kind, onclick: () => send(action) }, text);
   const buttons = [["Send the answers", "accept", ""], ["Decline", "decline", "danger"], ["Neither", "cancel", ""]].map(button);
-  form.append(...fields.map(({ node }) => node), trouble, el("p", { class: "buttons" }, buttons));
+  form.append(...fields.map(({ node }) => node), errorBox, el("p", { class: "buttons" }, buttons));
   form.hidden = false;
 }
 

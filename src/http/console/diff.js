@@ -35,7 +35,7 @@ function table(lines) {
   return el("div", { class: "long" }, node, more);
 }
 
-/** A change of a file as the service tells it; the lines are drawn when it is opened. */
+/** A change of a file, as the API describes it; the lines are drawn when it is opened. */
 export function changed(change, isOpen, ...more) {
   const { path, from, change: what, added, removed, diff, truncated } = change;
   const node = el("details", { class: "change" },
@@ -52,7 +52,7 @@ export function changed(change, isOpen, ...more) {
   return node;
 }
 
-/** What becomes of the first text: its lines with `-`, `+` or a space in front. */
+/** The diff of two texts: lines with `-`, `+` or a space in front. */
 export function compared(before, after) {
   const split = (text) => (text === "" ? [] : text.replace(/\n$/, "").split("\n"));
   const a = split(before);
@@ -80,19 +80,19 @@ function lines(a, b) {
         : Math.max(longest[(i + 1) * width + j], longest[i * width + j + 1]);
     }
   }
-  const told = [];
+  const diffLines = [];
   for (let i = 0, j = 0; i < a.length || j < b.length;) {
     if (i < a.length && j < b.length && a[i] === b[j]) {
-      told.push(` ${a[i]}`);
+      diffLines.push(` ${a[i]}`);
       i += 1;
       j += 1;
     } else if (i < a.length && (j === b.length || longest[(i + 1) * width + j] >= longest[i * width + j + 1])) {
-      told.push(`-${a[i]}`);
+      diffLines.push(`-${a[i]}`);
       i += 1;
     } else {
-      told.push(`+${b[j]}`);
+      diffLines.push(`+${b[j]}`);
       j += 1;
     }
   }
-  return told;
+  return diffLines;
 }

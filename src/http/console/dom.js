@@ -4,8 +4,8 @@ import { pretty, visible, words } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 /** Characters of a long text that are shown at first, and how many more at a time. */
-const CUT = 3000;
-const MORE = 100_000;
+const INITIAL_CHARACTERS = 3000;
+const MORE_CHARACTERS = 100_000;
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
@@ -38,7 +38,7 @@ export function heading(text, ...more) {
   return title;
 }
 
-/** What went wrong, in place of what should be there. */
+/** An error message, in place of the content that is missing. */
 export function notice(problem) {
   const detail = problem.detail ?? (problem.status === undefined && problem.constructor !== Error
     ? "The service cannot be reached." : problem.message);
@@ -57,15 +57,15 @@ export const time = (iso) => (iso ? el("time", { datetime: iso, title: iso }, cl
 /** A text whose end is left out where it is long, with a button that shows the rest. */
 export function long(text, tag = "p", attributes = {}) {
   const all = visible(text);
-  const node = el(tag, attributes, all.length > CUT * 1.2 ? all.slice(0, CUT) : all);
+  const node = el(tag, attributes, all.length > INITIAL_CHARACTERS * 1.2 ? all.slice(0, INITIAL_CHARACTERS) : all);
   let shown = node.textContent.length;
   if (shown === all.length) return node;
-  const label = () => (all.length - shown > MORE
-    ? `Show ${MORE.toLocaleString("en")} more of ${(all.length - shown).toLocaleString("en")} characters`
+  const label = () => (all.length - shown > MORE_CHARACTERS
+    ? `Show ${MORE_CHARACTERS.toLocaleString("en")} more of ${(all.length - shown).toLocaleString("en")} characters`
     : `Show all: ${(all.length - shown).toLocaleString("en")} more characters`);
   const more = el("button", { type: "button", class: "more", onclick: () => {
-    node.append(all.slice(shown, shown + MORE));
-    shown = Math.min(all.length, shown + MORE);
+    node.append(all.slice(shown, shown + MORE_CHARACTERS));
+    shown = Math.min(all.length, shown + MORE_CHARACTERS);
     if (shown < all.length) more.textContent = label();
     else more.remove();
   } }, label());
@@ -75,7 +75,7 @@ export function long(text, tag = "p", attributes = {}) {
 /** Text that keeps its lines; it can be scrolled with the keyboard. */
 export const pre = (value, label) => long(pretty(value), "pre", { tabindex: 0, role: "group", "aria-label": label });
 
-/** Something that can be opened; what is in it is made when it is. */
+/** A part that can be opened; its content is created then. */
 export function folded(title, content, open = false) {
   const node = el("details", {}, el("summary", {}, title));
   const fillIn = () => node.children.length === 1 && node.append(content());
@@ -87,8 +87,8 @@ export function folded(title, content, open = false) {
   return node;
 }
 
-/** Terms and what is said of them; pairs without a description are left out. */
+/** A description list; terms without a description are left out. */
 export function facts(pairs) {
-  const told = Object.entries(pairs).filter(([, what]) => what !== null && what !== undefined && what !== false && what !== "");
-  return el("dl", { class: "facts" }, told.map(([term, what]) => el("div", {}, el("dt", {}, term), el("dd", {}, what))));
+  const described = Object.entries(pairs).filter(([, what]) => what !== null && what !== undefined && what !== false && what !== "");
+  return el("dl", { class: "facts" }, described.map(([term, what]) => el("div", {}, el("dt", {}, term), el("dd", {}, what))));
 }

@@ -1,6 +1,6 @@
 // Fields for a JSON schema: lists and objects are edited part by part; what has no control of its own is entered as JSON.
-// The service alone judges what is entered; here only what cannot be read is refused. A value that is filled in stays what
-// it is: one that its control would give back as another is edited as JSON too.
+// Only the service validates the input; here only unreadable input is refused. A value that is filled in stays what
+// it is: if its control would give it back changed, it is edited as JSON.
 
 import { el } from "./dom.js";
 import { escaped, visible } from "./format.js";
@@ -35,9 +35,9 @@ export function makeField(id, label, schema, required = false, root = schema, de
     read: (errors) => field.read(errors), find: (path) => field.find(path), complain: (message) => field.complain(message), clear: () => field.clear(),
     set(value) {
       own.set(value);
-      const isHeld = value === undefined || same(own.read([]), value);
-      show(isHeld ? own : leaf(more, json()));
-      if (!isHeld) field.set(value);
+      const isRepresentable = value === undefined || same(own.read([]), value);
+      show(isRepresentable ? own : leaf(more, json()));
+      if (!isRepresentable) field.set(value);
     },
   };
 }
@@ -58,18 +58,18 @@ function resolved(schema, root) {
   let found = schema;
   for (let steps = 0; steps < 10 && typeof found?.$ref === "string" && found.$ref.startsWith("#/"); steps += 1) {
     const { $ref, ...beside } = found;
-    const there = $ref.slice(2).split("/").reduce((value, key) => value?.[key.replaceAll("~1", "/").replaceAll("~0", "~")], root);
-    found = { ...(isSchema(there) ? there : {}), ...beside };
+    const target = $ref.slice(2).split("/").reduce((value, key) => value?.[key.replaceAll("~1", "/").replaceAll("~0", "~")], root);
+    found = { ...(isSchema(target) ? target : {}), ...beside };
   }
   return isSchema(found) ? found : {};
 }
 
-const said = (schema) => visible(schema.description ?? "");
+const description = (schema) => visible(schema.description ?? "");
 
-const star = (isShown) => isShown && el("span", { class: "required", title: "required" }, " *");
+const requiredMark = (isShown) => isShown && el("span", { class: "required", title: "required" }, " *");
 
-/** An error's place; `complain` for a node that is marked with it. */
-function complaint(id, marked) {
+/** The element of an error message, and `complain`, which shows one and marks the node as invalid. */
+function errorMessage(id, marked) {
   const error = el("small", { id: `${id}-error`, class: "error" });
   const complain = (message) => {
     error.textContent = message ?? "";
@@ -80,32 +80,32 @@ function complaint(id, marked) {
 
 function fixed({ id, label, schema, required }) {
   const node = el("div", { class: "field" }, el("span", { class: "name" }, label), " ", el("code", { id }, visible(stringify(schema.const))));
-  let isThere = required;
-  const self = { node, read: () => (isThere ? schema.const : undefined), complain: () => {}, clear: () => {} };
+  let isPresent = required;
+  const self = { node, read: () => (isPresent ? schema.const : undefined), complain: () => {}, clear: () => {} };
   self.set = (value) => {
-    isThere = required || value !== undefined;
+    isPresent = required || value !== undefined;
   };
   self.find = () => self;
   return self;
 }
 
 function leaf({ id, label, schema, required }, { node: input, read, write, isJson }) {
-  const { error, complain } = complaint(id, input);
+  const { error, complain } = errorMessage(id, input);
   const about = { id, "aria-required": required, "aria-describedby": `${id}-help ${id}-empty ${id}-error` };
   for (const [name, value] of Object.entries(about)) if (value) input.setAttribute(name, value);
-  const help = el("small", { id: `${id}-help` }, said(schema), isJson && " JSON");
+  const help = el("small", { id: `${id}-help` }, description(schema), isJson && " JSON");
   const hint = el("small", { id: `${id}-empty` });
-  const node = el("div", { class: "field" }, el("label", { for: id }, label, star(required && label)), input, help, hint, error);
+  const node = el("div", { class: "field" }, el("label", { for: id }, label, requiredMark(required && label)), input, help, hint, error);
   const self = { node, complain, clear: () => complain(null), find: () => self };
   let empty;
-  const means = (value) => {
+  const setEmptyValue = (value) => {
     empty = value;
     hint.textContent = value === undefined ? "" : ` Left empty, it is ${stringify(value)}.`;
   };
-  input.addEventListener("input", () => means(undefined));
+  input.addEventListener("input", () => setEmptyValue(undefined));
   self.set = (value) => {
     input.value = value === undefined ? "" : write(value);
-    means(input.value === "" && (value === null || value === "") ? value : undefined);
+    setEmptyValue(input.value === "" && (value === null || value === "") ? value : undefined);
   };
   self.read = (errors) => {
     try {
@@ -127,31 +127,31 @@ function group({ id, label, schema, required, root, depth }) {
     makeField(`${id}-${name}`, property?.title ?? name, property, schema.required?.includes(name), root, depth + 1),
   ]);
   const node = el("fieldset", { id, class: "group", tabindex: -1 });
-  const { error, complain } = complaint(id, node);
-  node.append(el("legend", {}, label, star(required && label)), schema.description ? el("small", {}, said(schema)) : "",
+  const { error, complain } = errorMessage(id, node);
+  node.append(el("legend", {}, label, requiredMark(required && label)), schema.description ? el("small", {}, description(schema)) : "",
     ...parts.map(([, field]) => field.node), error);
   const self = { node, complain, parts };
   self.find = ([step, ...rest]) => parts.find(([name]) => name === step)?.[1].find(rest) ?? self;
   self.clear = () => (complain(null), parts.forEach(([, field]) => field.clear()));
-  let isThere = required;
+  let isPresent = required;
   self.set = (value) => {
-    isThere = required || value !== undefined;
+    isPresent = required || value !== undefined;
     for (const [name, field] of parts) field.set(isSchema(value) && Object.hasOwn(value, name) ? value[name] : undefined);
   };
   self.read = (errors) => {
-    const told = parts.map(([name, field]) => [name, field.read(errors)]).filter(([, value]) => value !== undefined);
-    return told.length || isThere ? Object.fromEntries(told) : undefined;
+    const values = parts.map(([name, field]) => [name, field.read(errors)]).filter(([, value]) => value !== undefined);
+    return values.length || isPresent ? Object.fromEntries(values) : undefined;
   };
   return self;
 }
 
 function list({ id, label, schema, required, root, depth }) {
-  let isThere = required;
+  let isPresent = required;
   let made = 0;
   let items = [];
   const rows = el("ol");
   const node = el("fieldset", { id, class: "group", tabindex: -1 });
-  const { error, complain } = complaint(id, node);
+  const { error, complain } = errorMessage(id, node);
   const number = () => items.forEach(({ legend }, index) => (legend.textContent = `${index + 1}`));
   const add = (value) => {
     const field = makeField(`${id}-${made}`, "", schema.items, true, root, depth + 1);
@@ -174,20 +174,20 @@ function list({ id, label, schema, required, root, depth }) {
   };
   const adder = el("button", { type: "button", class: "add", onclick: () =>
     add().node.querySelector("input, select, textarea, button")?.focus() }, `Add to ${label}`);
-  node.append(el("legend", {}, label, star(required && label)), schema.description ? el("small", {}, said(schema)) : "", rows, adder, error);
+  node.append(el("legend", {}, label, requiredMark(required && label)), schema.description ? el("small", {}, description(schema)) : "", rows, adder, error);
   const self = { node, complain };
   self.find = ([step, ...rest]) => items[Number(step)]?.field.find(rest) ?? self;
   self.clear = () => (complain(null), items.forEach(({ field }) => field.clear()));
   self.set = (value) => {
-    isThere = required || value !== undefined;
+    isPresent = required || value !== undefined;
     for (const { row } of items) row.remove();
     items = [];
     if (Array.isArray(value)) value.slice(0, ENTRIES).forEach((entry) => add(entry));
   };
   self.read = (errors) => {
     const isText = [schema.items.type].flat().includes("string");
-    const told = items.map(({ field }) => field.read(errors)).map((value) => (value === undefined ? (isText ? "" : null) : value));
-    return told.length || isThere ? told : undefined;
+    const values = items.map(({ field }) => field.read(errors)).map((value) => (value === undefined ? (isText ? "" : null) : value));
+    return values.length || isPresent ? values : undefined;
   };
   if (schema.default !== undefined) self.set(schema.default);
   return self;

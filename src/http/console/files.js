@@ -1,13 +1,13 @@
-// The files of a workspace: what there is, who changed it, and, where the key permits it, other content.
+// The files of a workspace: a list, who changed each file, and uploads if the key permits them.
 
 import { address, get, may, part, request } from "./api.js";
 import { announce, el, folded, long, notice, time } from "./dom.js";
 import { bytes, plural, visible } from "./format.js";
 import { who } from "./people.js";
 
-/** Bytes of a text that is shown, and of a picture. */
-const TEXT = 256 * 1024;
-const PICTURE = 20_000_000;
+/** The maximum size of a text and of a picture that is shown, in bytes. */
+const MAX_TEXT = 256 * 1024;
+const MAX_PICTURE = 20_000_000;
 const PICTURES = ["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif"];
 
 /** A path as a part of an address; null where it would lead elsewhere. */
@@ -22,8 +22,8 @@ export class Files {
     this.base = `${owner}/files`;
     this.signal = signal;
     this.reveal = reveal;
-    this.said = el("p", { class: "meta", role: "status" });
-    this.trouble = el("div");
+    this.statusLine = el("p", { class: "meta", role: "status" });
+    this.errorBox = el("div");
     this.list = el("ul", { class: "files" });
     this.pager = el("p", { class: "buttons start" });
     this.shown = el("section", { class: "result", "aria-label": "Content of the file", hidden: true });
@@ -31,7 +31,7 @@ export class Files {
       ? el("section", { class: "workspace card", "aria-label": "Files of the workspace" },
         folded("Files of the workspace", () => {
           this.load();
-          return el("div", {}, this.said, this.trouble, this.list, this.pager, this.shown, may("files:write") ? this.uploader() : "");
+          return el("div", {}, this.statusLine, this.errorBox, this.list, this.pager, this.shown, may("files:write") ? this.uploader() : "");
         }))
       : "";
     signal.addEventListener("abort", () => this.release());
@@ -43,14 +43,13 @@ export class Files {
       const rows = page.data.map((file) => this.row(file));
       if (cursor) this.list.append(...rows);
       else this.list.replaceChildren(...rows);
-      this.trouble.replaceChildren();
       const more = page.next_cursor;
-      this.said.textContent = this.list.children.length ? `${plural(this.list.children.length, "file")}${more ? " so far" : ""}` : "There are none.";
-      this.pager.replaceChildren(...(more ? [el("button", { type: "button", onclick: () => this.load(more) }, "More files")] : []));
+      this.statusLine.textContent = this.list.children.length ? `${plural(this.list.children.length, "file")}${more ? " so far" : ""}` : "There are none.";
+      this.pager.replaceChildren(...(more ? [el("button", { type: "button", onclick: () => (this.errorBox.replaceChildren(), this.load(more)) }, "More files")] : []));
     } catch (problem) {
       if (this.signal.aborted) return;
-      if (problem.status === 404) this.said.textContent = "It keeps no files of its own.";
-      else this.trouble.replaceChildren(notice(problem));
+      if (problem.status === 404) this.statusLine.textContent = "It keeps no files of its own.";
+      else this.errorBox.append(notice(problem));
     }
   }
 
@@ -66,7 +65,7 @@ export class Files {
     return el("li", { "data-path": file.path }, el("code", {}, path), about, buttons);
   }
 
-  /** Who left a file as it is: a call of this run, another run, or a caller. */
+  /** Who last changed a file: a call of this run, another run, or a caller. */
   changer(file) {
     if (file.changed_by_subject) return el("span", {}, "put by ", who(file.changed_by_subject));
     if (!file.changed_by) return "";
@@ -116,16 +115,16 @@ export class Files {
   async content(file, path) {
     const kind = file.media_type.split(";")[0];
     const where = `${this.base}/${encoded(file.path)}`;
-    if (PICTURES.includes(kind) && file.size <= PICTURE) {
+    if (PICTURES.includes(kind) && file.size <= MAX_PICTURE) {
       const blob = await (await request("GET", where, { signal: this.signal })).blob();
       this.picture = URL.createObjectURL(blob);
       return el("img", { class: "screenshot", alt: `Picture ${path}`, src: this.picture });
     }
-    const headers = file.size > TEXT ? { Range: `bytes=0-${TEXT - 1}` } : {};
+    const headers = file.size > MAX_TEXT ? { Range: `bytes=0-${MAX_TEXT - 1}` } : {};
     const text = new TextDecoder().decode(await (await request("GET", where, { headers, signal: this.signal })).arrayBuffer());
     if (text.includes("\u0000")) return el("p", { class: "meta" }, "This file is not text; it can be downloaded.");
     return el("div", {}, long(text, "pre", { tabindex: 0, role: "group", "aria-label": path }),
-      file.size > TEXT ? el("p", { class: "meta" }, `The first ${bytes(TEXT)} of ${bytes(file.size)}; the rest can be downloaded.`) : "");
+      file.size > MAX_TEXT ? el("p", { class: "meta" }, `The first ${bytes(MAX_TEXT)} of ${bytes(file.size)}; the rest can be downloaded.`) : "");
   }
 
   hide() {
@@ -157,7 +156,7 @@ export class Files {
     } }, el("label", { for: "upload" }, "Upload files"), chosen, el("label", { for: "upload-folder" }, "Into the directory"), folder, send);
   }
 
-  /** A file that is there already is replaced only when that is said. */
+  /** Uploads a file. An existing file is replaced only after a confirmation (`isSure`). */
   async put(path, file, isSure = false) {
     const place = encoded(path);
     if (place === null) throw new Error("This is no path in the workspace.");
@@ -169,17 +168,22 @@ export class Files {
     } catch (problem) {
       if (problem.status !== 412 || isSure) throw problem;
       const ask = el("p", { class: "notice wait", role: "alert" }, `${visible(path)} is there already. `,
-        el("button", { type: "button", onclick: () => this.attempt(() => this.put(path, file, true)) }, "Replace it"));
-      this.trouble.replaceChildren(ask);
+        el("button", { type: "button", onclick: () => (ask.remove(), this.tryAction(() => this.put(path, file, true))) }, "Replace it"));
+      this.errorBox.append(ask);
     }
   }
 
-  async attempt(action) {
-    this.trouble.replaceChildren();
+  attempt(action) {
+    this.errorBox.replaceChildren();
+    return this.tryAction(action);
+  }
+
+  /** Runs an action, and adds its error to the messages about other files. */
+  async tryAction(action) {
     try {
       await action();
     } catch (problem) {
-      this.trouble.replaceChildren(notice(problem));
+      this.errorBox.append(notice(problem));
     }
   }
 }

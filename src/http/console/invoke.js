@@ -1,4 +1,4 @@
-// An agent and the form that starts it, made from the schema of its inputs. The service alone judges what is entered; its
+// An agent and the form that starts it, made from the schema of its inputs. Only the service validates the input; its
 // errors are shown at the fields that they point to.
 
 import { get, part, post } from "./api.js";
@@ -6,7 +6,7 @@ import { announce, el, folded, heading, notice, pre } from "./dom.js";
 import { dryRun } from "./dry-run.js";
 import { makeField } from "./fields.js";
 import { short, visible } from "./format.js";
-import { lacking, lacksSecret, snippets } from "./snippets.js";
+import { secretWarning, lacksSecret, snippets } from "./snippets.js";
 import { start } from "./stream.js";
 
 const LIMITS = [
@@ -33,7 +33,7 @@ export async function invoke(main, name, signal, params = new URLSearchParams())
   main.append(el("p", {}, visible(agent.description)),
     el("p", { class: "meta" }, [agent.model, ...agent.tools].map((name) => el("code", {}, visible(name))), version),
     earlier && el("p", { class: "notice" }, "With the inputs of ", el("a", { href: `#/runs/${part(model)}` }, `run ${short(model)}`)) || "",
-    earlier && lacksSecret([earlier.inputs, earlier.overrides, earlier.metadata]) ? lacking() : "",
+    earlier && lacksSecret([earlier.inputs, earlier.overrides, earlier.metadata]) ? secretWarning() : "",
     form.node, folded("Definition", () => pre(agent, "Definition")));
 }
 
@@ -47,7 +47,7 @@ class Form {
     this.limits = LIMITS.map(([pointer, label, type = "integer"]) => field([pointer, label, { type, minimum: type === "integer" ? 1 : 0 }]));
     const more = makeField("field-more", "Other options", { type: "object", description: "Any other field of the request." });
     this.fields = new Map([["inputs", inputs], ...this.limits, ...OPTIONS.map(field), ["", more]]);
-    this.trouble = el("div", { role: "alert" });
+    this.errorBox = el("div", { role: "alert" });
     this.result = el("div");
     const nodes = (pairs) => pairs.map(([, one]) => one.node);
     const caps = el("fieldset", {}, el("legend", {}, "Limits: of yours and the agent's, the smaller holds"),
@@ -62,10 +62,10 @@ class Form {
     },
     inputs.node,
     el("fieldset", { class: "row" }, el("legend", {}, "Mode"), choice("invoke-iterative", "Loop with tools", true), choice("invoke", "Single shot")),
-    this.options, this.trouble,
+    this.options, this.errorBox,
     el("p", { class: "buttons start" }, this.button,
       el("button", { type: "button", onclick: () => this.attempt((body) => this.tryOut(body)) }, "Dry run"),
-      el("button", { type: "button", onclick: () => this.attempt(async (body) => this.say(snippets(this.route(), body))) }, "Copy as …")),
+      el("button", { type: "button", onclick: () => this.attempt(async (body) => this.showResult(snippets(this.route(), body))) }, "Copy as …")),
     this.result);
   }
 
@@ -77,18 +77,18 @@ class Form {
     return `agents/${part(this.agent.name)}/${this.mode()}`;
   }
 
-  /** What an earlier run was asked. */
+  /** Fills in the request of an earlier run. */
   fill(run) {
     if (run.kind === "single") this.node.querySelector("[value=invoke]").click();
     const { budget, ...others } = run.overrides ?? {};
     const left = { ...others };
-    const leftOfBudget = { ...budget };
+    const remainingBudget = { ...budget };
     for (const [pointer, field] of this.limits) {
-      const [group, name] = pointer.includes("/") ? [leftOfBudget, pointer.split("/")[1]] : [left, pointer];
+      const [group, name] = pointer.includes("/") ? [remainingBudget, pointer.split("/")[1]] : [left, pointer];
       field.set(group[name] ?? undefined);
       delete group[name];
     }
-    if (Object.keys(leftOfBudget).length) left.budget = leftOfBudget;
+    if (Object.keys(remainingBudget).length) left.budget = remainingBudget;
     this.fields.get("inputs").set(run.inputs);
     this.fields.get("session_id").set(run.session_id ?? undefined);
     this.fields.get("priority").set(run.priority || undefined);
@@ -99,7 +99,7 @@ class Form {
     this.options.open = Boolean(run.session_id || kept.length || Object.keys(budget ?? {}).length);
   }
 
-  /** The run is to join a session. */
+  /** Fills in the session that the run is to join. */
   join(session) {
     this.fields.get("session_id").set(session);
     this.options.open = true;
@@ -122,10 +122,11 @@ class Form {
   }
 
   async attempt(action) {
-    this.trouble.replaceChildren();
+    if (this.button.disabled) return; // a held Enter key sends the form again, although its button is disabled
+    this.errorBox.replaceChildren();
     for (const field of this.fields.values()) field.clear();
     const body = this.body();
-    if (!body) return this.first();
+    if (!body) return this.focusFirstError();
     this.button.disabled = true;
     try {
       await action(body);
@@ -142,18 +143,18 @@ class Form {
   async tryOut(body) {
     const isSingle = this.mode() === "invoke";
     const answer = await post(isSingle ? this.route() : `agents/${part(this.agent.name)}/dry-run`, isSingle ? { ...body, dry_run: true } : body);
-    this.say(dryRun(answer));
+    this.showResult(dryRun(answer));
     announce("Dry run done");
   }
 
-  say(node) {
+  showResult(node) {
     this.result.replaceChildren(node);
     node.querySelector("h2, h3, button")?.focus();
   }
 
   complain(problem) {
     const steps = (pointer) => pointer.split("/").slice(1).map((step) => step.replaceAll("~1", "/").replaceAll("~0", "~"));
-    const homeless = (problem.body?.errors ?? []).filter(({ pointer, message }) => {
+    const unplaced = (problem.body?.errors ?? []).filter(({ pointer, message }) => {
       const missing = /^"(.+)" is a required property$/.exec(message);
       const path = [...steps(pointer), ...(missing ? [missing[1]] : [])];
       const field = this.fields.get(path.slice(0, 2).join("/"));
@@ -161,14 +162,14 @@ class Form {
       found?.complain(message);
       return !found;
     });
-    if (!problem.body?.errors?.length || homeless.length) {
-      this.trouble.replaceChildren(notice(problem), ...homeless.map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
+    if (!problem.body?.errors?.length || unplaced.length) {
+      this.errorBox.replaceChildren(notice(problem), ...unplaced.map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
     }
     announce("Not started: please see the errors");
-    this.first();
+    this.focusFirstError();
   }
 
-  first() {
+  focusFirstError() {
     const wrong = this.node.querySelector("[aria-invalid=true]");
     if (wrong && this.options.contains(wrong)) this.options.open = true;
     wrong?.focus();

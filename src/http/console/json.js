@@ -37,7 +37,7 @@ function decimal(text) {
   return kept && `${kept}e${Number(power) - fraction.length + digits.length - kept.length}`;
 }
 
-const isHeld = (text) => Number.isFinite(Number(text)) && decimal(String(Number(text))) === decimal(text);
+const isExactNumber = (text) => Number.isFinite(Number(text)) && decimal(String(Number(text))) === decimal(text);
 
 /** The value of a JSON text. */
 export function parse(text) {
@@ -46,7 +46,7 @@ export function parse(text) {
   let isInString = false;
   const marked = text.replace(TOKEN, (token) => {
     if (token === '"') isInString = !isInString;
-    return isInString || /^["\\]/.test(token) || isHeld(token) ? token : `"${MARK}${token}"`;
+    return isInString || /^["\\]/.test(token) || isExactNumber(token) ? token : `"${MARK}${token}"`;
   });
   return JSON.parse(marked, (_, part) => (typeof part === "string" && part.startsWith(MARK) ? new Exact(part.slice(MARK.length)) : part));
 }

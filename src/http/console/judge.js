@@ -4,16 +4,16 @@ import { all, get, may, part, post, read, request } from "./api.js";
 import { announce, el, heading, notice, pre, status } from "./dom.js";
 import { makeField } from "./fields.js";
 import { visible, words } from "./format.js";
-import { lacking, lacksSecret } from "./snippets.js";
+import { secretWarning, lacksSecret } from "./snippets.js";
 
 const LABELS = [["untrusted", "something that an outsider can write"], ["private", "something that must not leave"]];
 
 /** Whether a name in a definition, which may have `*` in it, means a tool. */
-const means = (pattern, name) =>
+const matches = (pattern, name) =>
   new RegExp(`^${pattern.split("*").map((text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")).join(".*")}$`).test(name);
 
-/** How long a call is waited for here; it goes on beyond that, on its own page. */
-const PATIENCE = "wait=20";
+/** How long the page waits for a call. After that the call continues, and its run has a page. */
+const PREFER_WAIT = "wait=20";
 
 export async function judge(main, name, signal, params = new URLSearchParams()) {
   heading(`Try the gate of ${visible(name)}`, el("a", { href: `#/agents/${part(name)}` }, "Invoke"));
@@ -21,12 +21,12 @@ export async function judge(main, name, signal, params = new URLSearchParams()) 
   const [agent, tools, earlier] = await Promise.all([
     get(`agents/${part(name)}`, signal), all("tools", signal), from && get(`runs/${part(from)}`, signal),
   ]);
-  const offered = tools.filter((tool) => agent.tools.some((pattern) => means(pattern, tool.name)));
+  const offered = tools.filter((tool) => agent.tools.some((pattern) => matches(pattern, tool.name)));
   main.append(el("p", { class: "notice" }, "Judge executes nothing: the tool only says what it would do, in a workspace with empty files, or none. Call executes it, under the same gate, as a run of its own."));
   if (!offered.length) return main.append(el("p", {}, "This agent has no tools that can be judged without a run."));
   const form = new Judge(agent, offered, signal);
   if (earlier) form.fill(earlier);
-  if (earlier && lacksSecret([earlier.inputs, earlier.overrides])) main.append(lacking());
+  if (earlier && lacksSecret([earlier.inputs, earlier.overrides])) main.append(secretWarning());
   main.append(form.node);
 }
 
@@ -44,7 +44,7 @@ class Judge {
     this.result = el("div", { role: "status" });
     this.select = el("select", { id: "judged-tool", "data-filter": true, onchange: () => this.choose() },
       tools.map((tool, index) => el("option", { value: index }, visible(tool.name))));
-    const labels = LABELS.map(([label, means]) => el("label", { class: "choice" }, el("input", { type: "checkbox", name: "labels", value: label }), `${label}: ${means}`));
+    const labels = LABELS.map(([label, meaning]) => el("label", { class: "choice" }, el("input", { type: "checkbox", name: "labels", value: label }), `${label}: ${meaning}`));
     this.files = makeField("judged-files", "Files that are there already", { type: "array", items: { type: "string" } });
     this.node = el("form", { class: "card invoke judge", novalidate: true, onsubmit: (event) => (event.preventDefault(), this.ask()) },
       el("div", { class: "field" }, el("label", { for: "judged-tool" }, "Tool"), this.select, this.about), this.place, this.files.node,
@@ -64,14 +64,14 @@ class Judge {
     this.result.replaceChildren();
   }
 
-  /** What a call needs besides, and its button. */
+  /** The other fields of a call, and its button. */
   caller() {
     this.button = el("button", { type: "button", class: "call", onclick: () => this.call() }, "Call");
     return el("fieldset", {}, el("legend", {}, "For a call that is executed"), this.inputs?.node, this.session.node,
       el("p", { class: "buttons start" }, this.button));
   }
 
-  /** What an earlier call was. */
+  /** Fills in an earlier call. */
   fill({ overrides, inputs, session_id }) {
     const { tool, arguments: values } = overrides?.call ?? {};
     const index = this.tools.findIndex((known) => known.name === tool);
@@ -96,7 +96,7 @@ class Judge {
     this.button.disabled = true;
     this.result.replaceChildren(el("p", {}, "Calling …"));
     try {
-      const headers = { Prefer: PATIENCE };
+      const headers = { Prefer: PREFER_WAIT };
       const answer = await request("POST", `agents/${part(this.agent)}/call`, { body, headers, signal: this.signal });
       const run = await read(answer);
       this.result.replaceChildren(called(run));

@@ -1,41 +1,41 @@
-// How the service does: runs a minute, failures by reason, what waits, spend, latency.
+// How the service is doing: runs a minute, failures by reason, pending approvals, spend, latency.
 
 import { all, get } from "./api.js";
 import { el, heading, notice, svg } from "./dom.js";
 import { brief, count, duration, money, plural, share, short, visible, words } from "./format.js";
 
-/** Milliseconds between two looks, and the minutes that are looked at. */
+/** Milliseconds between two refreshes, and the minutes that are shown. */
 const REFRESH = 10_000;
 const MINUTES = 60;
 /** Runs that are counted at most. */
-const MOST = 2000;
+const MAX_RUNS = 2000;
 
 export async function overview(main, params, signal) {
   heading("Overview");
   const now = el("div", { class: "tiles" });
   const latest = el("div", { class: "panels" });
   const spent = el("div", { class: "panels" });
-  const trouble = el("div");
+  const errorBox = el("div");
   const called = el("div");
-  main.append(trouble, now, latest, spent, called);
+  main.append(errorBox, now, latest, spent, called);
 
   async function load() {
     const since = new Date(Date.now() - MINUTES * 60_000).toISOString();
     const [runs, pending, usage, tools] = await Promise.all([
-      all(`runs?created_after=${since}&limit=200`, signal, MOST),
+      all(`runs?created_after=${since}&limit=200`, signal, MAX_RUNS),
       get("approvals?status=pending&limit=100", signal).catch(() => null),
       all("stats/usage?limit=200", signal, 2000), get("stats/tools", signal),
     ]);
-    trouble.replaceChildren();
+    errorBox.replaceChildren();
     now.replaceChildren(...tiles(runs, pending));
     latest.replaceChildren(minutes(runs), failures(runs));
     spent.replaceChildren(spend(usage, "agent", "Agents"), spend(usage, "model", "Models"));
     called.replaceChildren(calls(tools.data));
   }
-  const attempt = () => load().catch((problem) => signal.aborted || trouble.replaceChildren(notice(problem)));
+  const attempt = () => load().catch((problem) => signal.aborted || errorBox.replaceChildren(notice(problem)));
   await attempt();
-  const again = setInterval(() => document.hidden || attempt(), REFRESH);
-  signal.addEventListener("abort", () => clearInterval(again));
+  const timer = setInterval(() => document.hidden || attempt(), REFRESH);
+  signal.addEventListener("abort", () => clearInterval(timer));
 }
 
 const percentile = (sorted, part) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * part))];
@@ -44,14 +44,14 @@ const panel = (title, ...content) => el("section", { class: "card", "aria-label"
 
 function tiles(runs, pending) {
   const ended = runs.filter((run) => run.finished_at);
-  const took = ended.map((run) => run.latency_ms).filter((ms) => ms !== null).sort((a, b) => a - b);
+  const durations = ended.map((run) => run.latency_ms).filter((ms) => ms !== null).sort((a, b) => a - b);
   const failed = ended.filter((run) => run.status === "failed").length;
   const spent = runs.reduce((sum, run) => sum + (run.usage.cost_usd ?? 0), 0);
   return [
-    tile("Runs in the last hour", `${count(runs.length)}${runs.length >= MOST ? "+" : ""}`, `${plural(runs.length - ended.length, "of them still goes on", "of them still go on")}`, "#/runs"),
+    tile("Runs in the last hour", `${count(runs.length)}${runs.length >= MAX_RUNS ? "+" : ""}`, `${plural(runs.length - ended.length, "of them still goes on", "of them still go on")}`, "#/runs"),
     tile("Failed", count(failed), share(failed, ended.length), "#/runs?status=failed"),
     pending && tile("Waiting for a decision", `${count(pending.data.length)}${pending.next_cursor ? "+" : ""}`, pending.data.length ? `oldest: ${visible(pending.data.at(-1).agent)}` : "nothing waits", "#/approvals"),
-    tile("Duration, median", took.length ? duration(percentile(took, 0.5)) : "–", took.length && `95 % below ${duration(percentile(took, 0.95))}`),
+    tile("Duration, median", durations.length ? duration(percentile(durations, 0.5)) : "–", durations.length && `95 % below ${duration(percentile(durations, 0.95))}`),
     tile("Spent in the last hour", money(spent || (runs.some((run) => run.usage.cost_usd !== null) ? 0 : null)), `${brief(runs.reduce((sum, run) => sum + run.tokens_used, 0))} tokens`),
   ].filter(Boolean);
 }
@@ -81,9 +81,9 @@ function failures(runs) {
   const rows = [...reasons].sort((a, b) => b[1].length - a[1].length).map(([reason, of]) => ({
     name: [el("a", { href: `#/runs?status=failed&termination_reason=${encodeURIComponent(reason)}` }, words(reason)),
       " ", el("a", { class: "small", href: `#/runs/${encodeURIComponent(of[0].run_id)}` }, `last: ${short(of[0].run_id)}`)],
-    value: of.length, said: count(of.length),
+    value: of.length, amount: count(of.length),
   }));
-  return panel("Failures by reason", rows.length ? barred(rows, "bad") : el("p", { class: "meta" }, "None in the last hour."));
+  return panel("Failures by reason", rows.length ? barList(rows, "bad") : el("p", { class: "meta" }, "None in the last hour."));
 }
 
 const grouped = (runs) => runs.reduce((map, run) => map.set(run.termination_reason, [...(map.get(run.termination_reason) ?? []), run]), new Map());
@@ -101,17 +101,17 @@ function spend(usage, by, title) {
   const hasCost = [...sums.values()].some((sum) => sum.cost > 0);
   const rows = [...sums].map(([name, sum]) => ({
     name: by === "agent" ? el("a", { href: `#/agents/${encodeURIComponent(name)}` }, visible(name)) : visible(name),
-    value: hasCost ? sum.cost : sum.tokens, said: `${sum.cost > 0 ? `${money(sum.cost)} · ` : ""}${brief(sum.tokens)} tokens · ${plural(sum.runs, "run")}`,
+    value: hasCost ? sum.cost : sum.tokens, amount: `${sum.cost > 0 ? `${money(sum.cost)} · ` : ""}${brief(sum.tokens)} tokens · ${plural(sum.runs, "run")}`,
   })).sort((a, b) => b.value - a.value).slice(0, 8);
-  return panel(`${title}: ${hasCost ? "spend" : "tokens"} in 30 days`, rows.length ? barred(rows, "model") : el("p", { class: "meta" }, "Nothing yet."));
+  return panel(`${title}: ${hasCost ? "spend" : "tokens"} in 30 days`, rows.length ? barList(rows, "model") : el("p", { class: "meta" }, "Nothing yet."));
 }
 
-function barred(rows, tone) {
+function barList(rows, tone) {
   const highest = Math.max(...rows.map(({ value }) => value), Number.MIN_VALUE);
-  return el("ul", { class: "bars" }, rows.map(({ name, value, said }) => {
+  return el("ul", { class: "bars" }, rows.map(({ name, value, amount }) => {
     const fill = el("span", { class: `bar-fill ${tone}` });
     fill.style.width = `${(100 * value) / highest}%`;
-    return el("li", {}, el("span", { class: "name" }, name), el("span", { class: "amount" }, said), el("span", { class: "bar-back", "aria-hidden": "true" }, fill));
+    return el("li", {}, el("span", { class: "name" }, name), el("span", { class: "amount" }, amount), el("span", { class: "bar-back", "aria-hidden": "true" }, fill));
   }));
 }
 

@@ -6,9 +6,9 @@ import { Spans } from "./spans.js";
 import { usageCharts } from "./usage.js";
 import { Waterfall } from "./waterfall.js";
 
-/** Milliseconds between two drawings, and between two looks at the children. */
+/** Milliseconds between two drawings, and between two loads of the children. */
 const REDRAW = 500;
-const LOOK = 2500;
+const CHILDREN_REFRESH = 2500;
 
 export class Picture {
   constructor(run, timeline, signal) {
@@ -21,8 +21,8 @@ export class Picture {
     this.isStale = false;
     this.limits = null;
     const redraw = setInterval(() => (this.isStale || !this.spans.ended) && !document.hidden && this.draw(), REDRAW);
-    const look = setInterval(() => !this.spans.ended && !document.hidden && this.look(), LOOK);
-    signal.addEventListener("abort", () => (clearInterval(redraw), clearInterval(look)));
+    const timer = setInterval(() => !this.spans.ended && !document.hidden && this.loadChildren(), CHILDREN_REFRESH);
+    signal.addEventListener("abort", () => (clearInterval(redraw), clearInterval(timer)));
   }
 
   add(event) {
@@ -30,14 +30,14 @@ export class Picture {
     this.isStale = true;
   }
 
-  async look() {
+  async loadChildren() {
     try {
       await this.children.load();
       this.children.match(this.timeline.story);
-      this.timeline.drawn();
+      this.timeline.redraw();
       this.isStale = true;
     } catch {
-      // The next look may bring them.
+      // The next attempt may succeed.
     }
   }
 

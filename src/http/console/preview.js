@@ -1,4 +1,4 @@
-// What a call would do, as far as its arguments tell: the difference that it makes to a file, and long texts as texts.
+// A preview of a call, from its arguments: the difference that it would make to a file, and long texts with their lines.
 
 import { part, request } from "./api.js";
 import { compared, unified } from "./diff.js";
@@ -6,28 +6,28 @@ import { el, long, pre } from "./dom.js";
 import { visible } from "./format.js";
 
 /** Characters of a file that is compared with what would be written. */
-const MOST = 300_000;
+const MAX_CHARACTERS = 300_000;
 
 const titled = (title, ...content) => [el("p", { class: "sub" }, title), content];
 
-/** Where there is no file. */
-const NONE = Symbol("none");
+/** Stands for the content of a file that does not exist. */
+const NO_FILE = Symbol("none");
 
-/** What stands in a file of the run now; null where that cannot be told. */
-async function present(run, path, signal) {
+/** The current content of a file of the run; null if it is unknown. */
+async function currentContent(run, path, signal) {
   try {
     const answer = await request("GET", `runs/${part(run)}/files/${path.split("/").map(part).join("/")}`, { signal });
     const text = await answer.text();
-    return text.length > MOST || text.includes("\u0000") ? null : text;
+    return text.length > MAX_CHARACTERS || text.includes("\u0000") ? null : text;
   } catch (problem) {
-    return problem.status === 404 ? NONE : null;
+    return problem.status === 404 ? NO_FILE : null;
   }
 }
 
 const FILES = {
   async write({ path, content }, call, signal) {
-    const now = await present(call.run_id, path, signal);
-    if (now === NONE) return titled(`${visible(path)} would be a new file`, compared("", content));
+    const now = await currentContent(call.run_id, path, signal);
+    if (now === NO_FILE) return titled(`${visible(path)} would be a new file`, compared("", content));
     return now === null
       ? titled(`${visible(path)} would hold`, compared("", content), el("p", { class: "meta" }, "What it holds now is not known here."))
       : titled(`${visible(path)} would change`, compared(now, content));
@@ -62,5 +62,5 @@ export function preview(call, args, signal) {
 }
 
 /** The arguments as they are, and what they would do. */
-export const argued = (call, signal) =>
+export const argumentsWithPreview = (call, signal) =>
   [pre(call.arguments, `Arguments of ${visible(call.tool)}`), preview(call, call.arguments, signal)];

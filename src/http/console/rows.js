@@ -9,21 +9,21 @@ import { stringify } from "./json.js";
 import { NOTES, unknown } from "./pictures.js";
 import { screenshots } from "./screenshot.js";
 
-/** Characters of a live text that stay on the page; the whole text follows when it is written. */
-const TAIL = 20_000;
+/** The last characters of a live text that are shown; the whole text is shown when it is complete. */
+const LIVE_CHARACTERS = 20_000;
 const PREVIEW = 200;
 
 /** A list item; `update` changes it in place where that is enough. */
 export function drawn(row) {
-  const { node, update } = DRAW[row.kind](row);
+  const { node, update } = DRAWERS[row.kind](row);
   node.append(el("time", { class: "since", datetime: row.at, title: row.at }, `+${duration(row.since)}`));
   return { node, update };
 }
 
-const DRAW = {
+const DRAWERS = {
   attempt: (row) => ({ node: step("attempt", el("h3", {}, `Attempt ${row.number}`)) }),
   note: (row) => ({ node: note(row) }),
-  iteration: (row) => (row.answer || row.over ? { node: answered(row) } : written(row)),
+  iteration: (row) => (row.answer || row.over ? { node: answeredIteration(row) } : liveIteration(row)),
   call: (row) => ({ node: call(row) }),
   end: (row) => ({ node: end(row) }),
 };
@@ -35,25 +35,25 @@ const head = (row, parts) => el("h4", {}, `Iteration ${row.number}`, el("span", 
 function note(row) {
   const draw = NOTES[row.type];
   const { icon: picture, tone, title, meta, body, run, agent, by } = draw ? draw(row.data) : unknown(row.type, row.data);
-  const told = (meta ?? []).filter(Boolean);
+  const details = (meta ?? []).filter(Boolean);
   return step(`note ${tone || ""}`,
     el("div", { class: "line" }, icon(picture), el("span", {}, title),
       by && el("span", { class: "meta" }, "by ", who(by)),
       run && el("a", { href: `#/runs/${encodeURIComponent(run)}` }, "open it"),
       agent && el("a", { href: `#/agents/${encodeURIComponent(agent)}` }, "its definition"),
-      told.length > 0 && el("span", { class: "meta" }, spans(told))),
+      details.length > 0 && el("span", { class: "meta" }, spans(details))),
     body);
 }
 
-/** An iteration whose answer is being written: it grows, and is not made anew for each piece. */
-function written(row) {
+/** An iteration whose answer is being written: each piece is added to the same element. */
+function liveIteration(row) {
   const meta = el("span", { class: "meta", "aria-live": "off" });
   const thinking = el("p", { class: "said thinking", hidden: true });
   const text = el("p", { class: "said live" });
   const calls = el("div", { class: "calls" });
   const node = step("iteration live", el("h4", {}, `Iteration ${row.number}`, meta), thinking, text, calls);
   const grow = (place, all) => {
-    const shown = visible(all.length > TAIL ? `… ${all.slice(-TAIL)}` : all);
+    const shown = visible(all.length > LIVE_CHARACTERS ? `… ${all.slice(-LIVE_CHARACTERS)}` : all);
     const old = place.textContent;
     if (shown.startsWith(old)) place.append(shown.slice(old.length));
     else place.textContent = shown;
@@ -73,7 +73,7 @@ function written(row) {
   return { node, update };
 }
 
-function answered(row) {
+function answeredIteration(row) {
   const { answer } = row;
   if (!answer) return step("iteration", head(row, ["no answer"]));
   const { usage, message } = answer;

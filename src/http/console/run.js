@@ -1,4 +1,4 @@
-// One run: what it was asked, how it stands, what it consumed, and its timeline, live.
+// One run: its request, its status, its consumption, and its timeline, live.
 
 import { get, part, post } from "./api.js";
 import { announce, el, facts, folded, heading, notice, pre, status, time } from "./dom.js";
@@ -8,21 +8,21 @@ import { Picture } from "./picture.js";
 import { again, snippetOf } from "./again.js";
 import { Changes } from "./changes.js";
 import { Files } from "./files.js";
-import { follow, hasBegun } from "./stream.js";
+import { follow, wasStartedHere } from "./stream.js";
 import { Timeline } from "./timeline.js";
 import { Waiting } from "./waiting.js";
 
 export const ENDED = ["completed", "failed", "cancelled"];
-/** Milliseconds between two looks at the run's numbers. */
+/** Milliseconds between two loads of the run. */
 const REFRESH = 1000;
 
 export async function run(main, id, signal) {
   const path = `runs/${part(id)}`;
-  const standing = el("span");
+  const statusBox = el("span");
   const connection = el("span", { class: "meta", role: "status" });
   const cancel = el("button", { class: "danger", hidden: true }, "Cancel run");
   const actions = el("div", { class: "actions" });
-  const title = heading(`Run ${short(id)}`, standing, connection, actions);
+  const title = heading(`Run ${short(id)}`, statusBox, connection, actions);
   const waiting = new Waiting(path, (run) => (show(run), title.focus(), refresh()), signal);
   const summary = el("div");
   const request = el("div");
@@ -34,7 +34,7 @@ export async function run(main, id, signal) {
 
   function show(run) {
     const ended = ENDED.includes(run.status);
-    if (run.status !== last) standing.replaceChildren(status(run.status));
+    if (run.status !== last) statusBox.replaceChildren(status(run.status));
     if (last && run.status !== last) announce(`Run ${words(run.status)}`);
     if (!last) {
       actions.replaceChildren(...again(run, main), cancel);
@@ -53,28 +53,28 @@ export async function run(main, id, signal) {
   const refresh = async () => show(await get(path, signal));
   cancel.addEventListener("click", () => confirmCancel(main, path, (run) => (show(run), refresh())));
 
-  // Events of a run that began here are on their way already: they do not wait for its numbers.
-  const looked = refresh();
-  if (hasBegun(id)) looked.catch(() => {});
-  else await looked;
+  // Events of a run that this page started arrive already, so they do not wait for the first load.
+  const firstLoad = refresh();
+  if (wasStartedHere(id)) firstLoad.catch(() => {});
+  else await firstLoad;
   main.append(waiting.node, summary, request, picture.node, changes.node, files.node, el("h2", {}, "Timeline"), timeline.node);
   timeline.live(!ENDED.includes(last));
   if (last && !["queued", "running"].includes(last)) timeline.pause();
-  const looks = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
-  signal.addEventListener("abort", () => clearInterval(looks));
-  const tell = (how) => {
-    if (how === "broken") timeline.interrupt();
-    connection.textContent = how === "broken" ? "connection lost, trying again …" : "";
+  const timer = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  const onState = (state) => {
+    if (state === "broken") timeline.interrupt();
+    connection.textContent = state === "broken" ? "connection lost, trying again …" : "";
   };
-  picture.look();
-  for await (const event of follow(id, signal, tell)) {
+  picture.loadChildren();
+  for await (const event of follow(id, signal, onState)) {
     timeline.add(event);
     picture.add(event);
-    if (event.data?.changes?.length) changes.ask();
+    if (event.data?.changes?.length) changes.scheduleLoad();
   }
-  clearInterval(looks);
+  clearInterval(timer);
   timeline.live(false);
-  await Promise.all([refresh(), picture.look()]);
+  await Promise.all([refresh(), picture.loadChildren()]);
   picture.draw();
 }
 
@@ -115,10 +115,10 @@ function context(context) {
   return known && pre(context, "Context of the error");
 }
 
-/** Asks once more; Escape and the other button keep the run. */
+/** Asks for a confirmation; Escape and the other button keep the run. */
 function confirmCancel(main, path, done) {
   const reason = el("input", { id: "reason", maxlength: 1000, autocomplete: "off" });
-  const trouble = el("div");
+  const errorBox = el("div");
   const send = async (event) => {
     event.preventDefault();
     try {
@@ -126,14 +126,14 @@ function confirmCancel(main, path, done) {
       dialog.close();
       await done(run);
     } catch (problem) {
-      trouble.replaceChildren(notice(problem));
+      errorBox.replaceChildren(notice(problem));
     }
   };
   const dialog = el("dialog", { "aria-labelledby": "cancel-title", onclose: () => dialog.remove() },
     el("form", { onsubmit: send },
       el("h2", { id: "cancel-title" }, "Cancel this run?"),
       el("p", {}, "What its tools have done already is not undone."),
-      el("label", { for: "reason" }, "Reason, if you like"), reason, trouble,
+      el("label", { for: "reason" }, "Reason, if you like"), reason, errorBox,
       el("p", { class: "buttons" },
         el("button", { type: "button", onclick: () => dialog.close() }, "Keep it running"),
         el("button", { class: "danger" }, "Cancel run"))));

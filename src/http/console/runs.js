@@ -5,10 +5,10 @@ import { announce, el, heading, notice, status, time } from "./dom.js";
 import { count, duration, money, plural, short, visible, words } from "./format.js";
 import { stringify } from "./json.js";
 
-/** Milliseconds between two looks. */
+/** Milliseconds between two refreshes. */
 const REFRESH = 3000;
-/** Agents that a part of a name stands for at most. */
-const AGENTS = 8;
+/** Agents that a part of a name selects, at most. */
+const MAX_AGENTS = 8;
 const STATUSES = [
   "queued", "running", "awaiting_approval", "awaiting_tool_results", "needs_review", "completed", "failed", "cancelled",
 ];
@@ -35,13 +35,14 @@ export async function runs(main, params, signal) {
   heading("Runs");
   const rows = el("tbody");
   const pager = el("p", { class: "pager" });
-  const trouble = el("div");
+  const errorBox = el("div");
   const head = COLUMNS.map(([name, , kind]) => el("th", { scope: "col", class: kind }, name));
   let shown = "";
 
-  async function load() {
-    const page = await found(params, signal);
-    trouble.replaceChildren();
+  async function load(requested) {
+    const page = await loadPage(requested, signal);
+    if (requested !== params) return; // the filters have changed in the meantime
+    errorBox.replaceChildren();
     const now = stringify(page);
     if (now === shown) return;
     shown = now;
@@ -58,7 +59,7 @@ export async function runs(main, params, signal) {
       page.searched === undefined ? "" : el("span", { class: "meta" }, `Looked through ${plural(page.searched, "run")}`),
       page.next_cursor ? el("a", { href: `#/runs?${older}` }, page.searched === undefined ? "Older →" : "Search older ones →") : "");
   }
-  const attempt = () => load().catch((problem) => signal.aborted || trouble.replaceChildren(notice(problem)));
+  const attempt = (requested = params) => load(requested).catch((problem) => signal.aborted || requested !== params || errorBox.replaceChildren(notice(problem)));
   const refilter = async (wanted) => {
     params = wanted;
     history.pushState(null, "", `#/runs?${params}`);
@@ -66,21 +67,21 @@ export async function runs(main, params, signal) {
     announce(`${rows.querySelectorAll("a").length} runs`);
   };
 
-  main.append(filters(params, refilter, signal), trouble,
+  main.append(filters(params, refilter, signal), errorBox,
     el("div", { class: "scroll" },
       el("table", {}, el("caption", { class: "unseen" }, "Runs, newest first"), el("thead", {}, el("tr", {}, head)), rows)),
     pager);
   await attempt();
-  const again = setInterval(() => document.hidden || params.has("cursor") || params.has("q") || attempt(), REFRESH);
-  signal.addEventListener("abort", () => clearInterval(again));
+  const timer = setInterval(() => document.hidden || params.has("cursor") || params.has("q") || attempt(), REFRESH);
+  signal.addEventListener("abort", () => clearInterval(timer));
 }
 
-/** A page of runs; a part of an agent's name stands for all agents that have it. */
-async function found(params, signal) {
+/** A page of runs; a part of an agent's name selects all agents whose names contain it. */
+async function loadPage(params, signal) {
   const wanted = params.get("agent");
   if (!wanted) return get(`runs?${params}`, signal);
   const names = (await all("agents", signal).catch(() => [])).map((agent) => agent.name);
-  const matching = names.includes(wanted) ? [] : names.filter((name) => name.toLowerCase().includes(wanted.toLowerCase())).slice(0, AGENTS);
+  const matching = names.includes(wanted) ? [] : names.filter((name) => name.toLowerCase().includes(wanted.toLowerCase())).slice(0, MAX_AGENTS);
   if (matching.length === 0) return get(`runs?${params}`, signal);
   const pages = await Promise.all(matching.map((name) => {
     const one = new URLSearchParams(params);
@@ -112,7 +113,7 @@ function filters(params, change, signal) {
   });
   const names = el("datalist", { id: "agent-names" });
   all("agents", signal).then((rows) => names.append(...rows.map((a) => el("option", { value: a.name })))).catch(() => {});
-  const apply = () => form.reportValidity() && change(wanted(new FormData(form)));
+  const apply = () => form.reportValidity() && change(paramsOf(new FormData(form)));
   const form = el("form", { class: "filters", role: "search", "aria-label": "Filter runs", onchange: apply },
     el("label", { class: "whole" }, el("span", {}, "Search"), search), field("Agent", agent, names), choice("status", "Status", STATUSES), choice("termination_reason", "Reason", REASONS),
     field("Session", el("input", { name: "session_id", value: params.get("session_id") })),
@@ -127,7 +128,7 @@ function filters(params, change, signal) {
 
 const field = (label, ...control) => el("label", {}, el("span", {}, label), control);
 
-function wanted(form) {
+function paramsOf(form) {
   const params = new URLSearchParams();
   for (const [name, value] of form) {
     if (value.trim() === "") continue;
@@ -145,7 +146,7 @@ function wanted(form) {
   return params;
 }
 
-/** A time as the field for it wants it: local, without a zone. */
+/** A time in the format of its input element: local, without a zone. */
 function local(iso) {
   const at = new Date(iso);
   return new Date(at - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);

@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
+use crate::bounds::secrets::redacted;
 use crate::clock;
 use crate::event::{Act, AuditAction};
 use crate::http::edge::auth::{Identity, session};
@@ -51,16 +52,16 @@ struct NamedKey {
 impl Who {
     fn of(app: &App, identity: Option<&Identity>) -> Json<Self> {
         let authentication = if app.auth.is_required() { "api_key" } else { "none" };
-        let told = |Identity { caller, credential }: &Identity| SignedIn {
+        let signed_in = |Identity { caller, credential }: &Identity| SignedIn {
             key: credential
                 .key
                 .as_ref()
-                .map(|key| NamedKey { id: key.id.clone(), name: key.name.clone() }),
+                .map(|key| NamedKey { id: key.id.clone(), name: redacted(&key.name).into_owned() }),
             tenant: caller.tenant.clone(),
             scopes: caller.scopes.clone(),
             expires_at: credential.expires_at(),
         };
-        Json(Self { authentication, caller: identity.map(told) })
+        Json(Self { authentication, caller: identity.map(signed_in) })
     }
 }
 
@@ -74,7 +75,7 @@ pub(super) async fn who(State(app): State<App>, parts: Parts) -> Result<Response
     match Identity::signed_in(&parts, &app).await {
         Ok(identity) => Ok(Who::of(&app, Some(&identity)).into_response()),
         Err(problem) if problem.code() == Code::Unauthenticated => {
-            Ok((forgotten(&app, &parts)?, Who::of(&app, None)).into_response())
+            Ok((remove_cookie(&app, &parts)?, Who::of(&app, None)).into_response())
         }
         Err(problem) => Err(problem),
     }
@@ -107,11 +108,11 @@ pub(super) async fn sign_out(State(app): State<App>, parts: Parts) -> Result<Res
         let act = act(&caller, AuditAction::ConsoleSignedOut, &session);
         app.ended.end(&app.store, (session.id, session.expires_at), act).await?;
     }
-    Ok((StatusCode::NO_CONTENT, forgotten(&app, &parts)?).into_response())
+    Ok((StatusCode::NO_CONTENT, remove_cookie(&app, &parts)?).into_response())
 }
 
-/// What makes the browser forget the cookie.
-fn forgotten(app: &App, parts: &Parts) -> Result<[(HeaderName, HeaderValue); 1], Problem> {
+/// The header that makes the browser remove the cookie.
+fn remove_cookie(app: &App, parts: &Parts) -> Result<[(HeaderName, HeaderValue); 1], Problem> {
     Ok([(SET_COOKIE, set_cookie(&parts.headers, app.tokens.cookie(), None)?)])
 }
 

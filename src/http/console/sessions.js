@@ -1,4 +1,4 @@
-// Conversations: those that there are, and one as a chat that can be gone on with.
+// Sessions: the list, and one as a chat that can be continued.
 
 import { get, last, part } from "./api.js";
 import { Files } from "./files.js";
@@ -6,8 +6,8 @@ import { announce, el, folded, heading, long, notice, pre, status, time } from "
 import { count, plural, short, visible } from "./format.js";
 import { follow, start } from "./stream.js";
 
-/** Messages that are shown, the last ones. */
-const MOST = 400;
+/** How many of the last messages are shown. */
+const MAX_MESSAGES = 400;
 
 export async function sessions(main, params, signal) {
   heading("Sessions");
@@ -33,24 +33,24 @@ export async function session(main, id, signal) {
   const path = `sessions/${part(id)}`;
   const about = await get(path, signal);
   const agent = await get(`agents/${part(about.agent)}`, signal).catch(() => null);
-  const talk = el("ol", { class: "chat", "aria-label": "Conversation" });
+  const chat = el("ol", { class: "chat", "aria-label": "Conversation" });
   const runs = new Map(about.runs.map((run) => [run.run_id, run]));
-  const cut = el("p", { class: "meta", hidden: true }, `Only the last ${MOST} messages are shown.`);
+  const cut = el("p", { class: "meta", hidden: true }, `Only the last ${MAX_MESSAGES} messages are shown.`);
 
   async function load() {
-    const { rows, more } = await last(`${path}/messages?limit=200`, signal, MOST);
+    const { rows, more } = await last(`${path}/messages?limit=200`, signal, MAX_MESSAGES);
     cut.hidden = !more;
-    talk.replaceChildren(...turns(rows, runs));
+    chat.replaceChildren(...turns(rows, runs));
     scrollTo(0, document.documentElement.scrollHeight);
   }
 
   main.append(el("p", { class: "meta" }, el("span", {}, "with ", el("a", { href: `#/agents/${part(about.agent)}` }, visible(about.agent))),
-    el("span", {}, plural(about.run_count, "run")), el("span", {}, "since ", time(about.created_at))), cut, talk);
+    el("span", {}, plural(about.run_count, "run")), el("span", {}, "since ", time(about.created_at))), cut, chat);
   await load();
-  // A run that begins later holds up no other.
+  // A run with a later start blocks no other run.
   const isLater = (run) => run.status === "queued" && run.available_at;
   const busy = about.runs.findLast((run) => !isLater(run));
-  const next = composer(agent, id, about, talk, async () => {
+  const next = composer(agent, id, about, chat, async () => {
     for (const run of (await get(path, signal)).runs) runs.set(run.run_id, run);
     await load();
   }, signal);
@@ -78,20 +78,20 @@ function bubble(message, results) {
     message.content && (inputs ? pre(message.content, "Inputs") : long(message.content, "p", { class: "said" })), calls);
 }
 
-/** The only text that the agent asks for, so that a message can be sent as it. */
-function question(agent) {
+/** The name of the agent's only text input, as which a message can be sent; null if there is none. */
+function messageInput(agent) {
   const properties = Object.entries(agent?.inputs?.properties ?? {});
   const needed = agent?.inputs?.required ?? [];
   const texts = properties.filter(([name, schema]) => schema?.type === "string" && !schema.enum && (needed.length ? needed.includes(name) : true));
   return texts.length === 1 && needed.length <= 1 ? texts[0][0] : null;
 }
 
-function composer(agent, id, about, talk, ended, signal) {
-  const input = agent && question(agent);
-  const trouble = el("div", { role: "alert" });
+function composer(agent, id, about, chat, onEnded, signal) {
+  const input = agent && messageInput(agent);
+  const errorBox = el("div", { role: "alert" });
   const field = el("textarea", { id: "message", rows: 3, class: "prose" });
   const send = el("button", { class: "main" }, "Send");
-  const form = el("form", { class: "composer" }, el("label", { for: "message" }, `Message to ${visible(about.agent)}`), field, trouble, el("p", { class: "buttons start" }, send));
+  const form = el("form", { class: "composer" }, el("label", { for: "message" }, `Message to ${visible(about.agent)}`), field, errorBox, el("p", { class: "buttons start" }, send));
   const node = input ? form : agent
     ? el("p", {}, el("a", { class: "button", href: `#/agents/${part(about.agent)}?session=${part(id)}` }, "Go on in the agent's form"))
     : el("p", { class: "meta" }, "Its agent is not there any more.");
@@ -99,7 +99,7 @@ function composer(agent, id, about, talk, ended, signal) {
   async function watch(run) {
     send.disabled = true;
     const text = el("p", { class: "said live" });
-    talk.append(el("li", { class: "bubble assistant" }, text, el("a", { href: `#/runs/${part(run)}` }, "the run")));
+    chat.append(el("li", { class: "bubble assistant" }, text, el("a", { href: `#/runs/${part(run)}` }, "the run")));
     let written = "";
     for await (const event of follow(run, signal)) {
       if (event.type === "model.responded") written = "";
@@ -107,11 +107,11 @@ function composer(agent, id, about, talk, ended, signal) {
       if (event.type === "model.delta" && event.data.text) {
         written += event.data.text;
         text.textContent = visible(written);
-        talk.lastElementChild.scrollIntoView({ block: "end" });
+        chat.lastElementChild.scrollIntoView({ block: "end" });
       }
       if (event.type === "approval.requested") text.textContent = "waits for a decision: see the run";
     }
-    await ended();
+    await onEnded();
     announce("Answered");
     send.disabled = false;
   }
@@ -119,18 +119,21 @@ function composer(agent, id, about, talk, ended, signal) {
     event.preventDefault();
     if (!field.value.trim() || send.disabled) return;
     send.disabled = true;
-    trouble.replaceChildren();
+    errorBox.replaceChildren();
     try {
       const run = await start(about.agent, "invoke-iterative", { inputs: { [input]: field.value }, session_id: id });
-      talk.append(el("li", { class: "bubble user" }, el("p", { class: "said" }, visible(field.value))));
+      chat.append(el("li", { class: "bubble user" }, el("p", { class: "said" }, visible(field.value))));
       field.value = "";
       await watch(run);
     } catch (problem) {
       send.disabled = false;
-      if (!signal.aborted) trouble.replaceChildren(notice(problem));
+      if (!signal.aborted) errorBox.replaceChildren(notice(problem));
     }
   });
   field.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
-  const failed = (problem) => signal.aborted || trouble.replaceChildren(notice(problem));
+  const failed = (problem) => {
+    send.disabled = false;
+    if (!signal.aborted) errorBox.replaceChildren(notice(problem));
+  };
   return { node, watch: (run) => watch(run).catch(failed) };
 }

@@ -4,16 +4,16 @@ import { address } from "./api.js";
 import { announce, el } from "./dom.js";
 import { escaped } from "./format.js";
 import { Exact, same, stringify } from "./json.js";
-import { queueing } from "./stream.js";
+import { queueHeaders } from "./stream.js";
 
-/** Whether a request has [redacted] in the place of a secret, which would be sent as it is. */
+/** Whether a request has the text [redacted] in place of a secret. */
 export const lacksSecret = (body) => stringify(body).includes("[redacted]");
 
-/** The warning of that. */
-export const lacking = () => el("p", { class: "notice" }, "A secret is shown as [redacted]. Write it anew: what is shown would be sent.");
+/** A warning about redacted secrets. */
+export const secretWarning = () => el("p", { class: "notice" }, "A secret is shown as [redacted]. Write it anew: what is shown would be sent.");
 
 /** The headers of a request that not every request has, each as a name and its value. */
-const more = (body) => Object.entries(queueing(body));
+const extraHeaders = (body) => Object.entries(queueHeaders(body));
 
 const json = (value) => escaped(stringify(value, 2));
 
@@ -23,23 +23,23 @@ function curl(url, body) {
     "  -H \"Authorization: Bearer $TOOLLOOP_KEY\" \\",
     "  -H 'Content-Type: application/json' \\",
     "  -H 'Accept: application/json' \\",
-    ...more(body).map(([name, value]) => `  -H '${name}: ${value}' \\`),
+    ...extraHeaders(body).map(([name, value]) => `  -H '${name}: ${value}' \\`),
     `  -d '${json(body).replaceAll("'", "'\\''")}'`,
   ].join("\n");
 }
 
 function typescript(url, body) {
   const text = json(body);
-  const isHeld = same(JSON.parse(text), body);
+  const isExact = same(JSON.parse(text), body);
   return [
     `const answer = await fetch(${JSON.stringify(url)}, {`,
     '  method: "POST",',
     "  headers: {",
     "    Authorization: `Bearer ${process.env.TOOLLOOP_KEY}`,",
     '    "Content-Type": "application/json",',
-    ...more(body).map(([name, value]) => `    "${name}": "${value}",`),
+    ...extraHeaders(body).map(([name, value]) => `    "${name}": "${value}",`),
     "  },",
-    `  body: ${isHeld ? `JSON.stringify(${text.replaceAll("\n", "\n  ")})` : escaped(JSON.stringify(stringify(body)))},`,
+    `  body: ${isExact ? `JSON.stringify(${text.replaceAll("\n", "\n  ")})` : escaped(JSON.stringify(stringify(body)))},`,
     "});",
     "const run = await answer.json();",
     "if (!answer.ok) throw new Error(run.detail);",
@@ -54,7 +54,7 @@ function python(url, body) {
     "",
     "answer = requests.post(",
     `    ${JSON.stringify(url)},`,
-    `    headers={"Authorization": f"Bearer {os.environ['TOOLLOOP_KEY']}"${more(body).map(([name, value]) => `, "${name}": "${value}"`).join("")}},`,
+    `    headers={"Authorization": f"Bearer {os.environ['TOOLLOOP_KEY']}"${extraHeaders(body).map(([name, value]) => `, "${name}": "${value}"`).join("")}},`,
     `    json=${literal(body, "    ")},`,
     ")",
     "answer.raise_for_status()",
@@ -95,7 +95,7 @@ export function snippets(route, body) {
       announce("Selected: copy it with the keyboard");
     }
   } }, "Copy");
-  const node = el("section", { class: "result snippets", "aria-label": "Copy as" }, lacksSecret(body) && lacking(), el("p", { class: "tabs" }, buttons, copy), code);
+  const node = el("section", { class: "result snippets", "aria-label": "Copy as" }, lacksSecret(body) && secretWarning(), el("p", { class: "tabs" }, buttons, copy), code);
   buttons[0].click();
   return node;
 }

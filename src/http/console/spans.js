@@ -16,12 +16,12 @@ export class Spans {
     this.compacted = false;
   }
 
-  /** `row` is the row of the story that tells it. */
+  /** `row` is the row of the story that shows the event. */
   add(event, row) {
     const at = Date.parse(event.at);
     this.from ??= at;
     this.to = Math.max(this.to ?? at, at);
-    TELL[event.type]?.(this, event.data, at, row);
+    HANDLERS[event.type]?.(this, event.data, at, row);
   }
 
   begin(list, key, at, label, row) {
@@ -47,7 +47,7 @@ export class Spans {
 
 const wait = (label) => (spans, d, at, row) => spans.begin(spans.waits, `wait ${d.call_id}`, at, label, row);
 
-const TELL = {
+const HANDLERS = {
   "run.queued": (spans, d, at, row) => spans.begin(spans.waits, "queue", at, "queued", row),
   "run.started": (spans, d, at) => spans.finish("queue", at),
   "iteration.started": (spans, d, at, row) => spans.begin(spans.model, "model", at, `Iteration ${d.iteration}`, row),

@@ -1,14 +1,13 @@
-// The journal as rows of a story, without any drawing: attempts, iterations with what the model says, its calls,
+// The journal as rows, without any drawing: attempts, iterations with the answers of the model, its calls,
 // and everything else as notes. Each event adds a row or changes the one that it is about.
 
 import { serviceNow } from "./api.js";
 import { NOTES } from "./pictures.js";
 
-/** Open steps wait for something that is still to come. */
 export class Story {
   constructor() {
     this.rows = [];
-    /** Rows that look different since they were last taken. */
+    /** Rows that have changed since they were last drawn. */
     this.changed = new Set();
     this.began = null;
     this.at = null;
@@ -21,11 +20,11 @@ export class Story {
     this.began ??= Date.parse(event.at);
     this.at = event.at;
     const data = event.data ?? {};
-    const part = PARTS[event.type];
-    if (part) part(this, data, event);
+    const handle = HANDLERS[event.type];
+    if (handle) handle(this, data, event);
     else this.push("note", { type: event.type, data });
     this.count(event.type, data);
-    if (NOTES[event.type] && data.call_id) this.beside(event.type, data);
+    if (NOTES[event.type] && data.call_id) this.updateCall(event.type, data);
   }
 
   push(kind, more) {
@@ -49,7 +48,7 @@ export class Story {
     this.iteration = this.push("iteration", { number: data.iteration, attempt: data.attempt, started: data, answer: null, live: null });
   }
 
-  /** A piece of an answer; one that comes behind its answer is not needed any more. */
+  /** A piece of an answer; one that arrives after the complete answer is ignored. */
   piece(data) {
     const row = this.iteration;
     if (!row || row.number !== data.iteration || row.attempt !== data.attempt) return;
@@ -106,8 +105,8 @@ export class Story {
     }
   }
 
-  /** Notes that are also news of a call. */
-  beside(type, data) {
+  /** Updates the call that a note is about. */
+  updateCall(type, data) {
     const status = {
       "approval.requested": "awaiting_approval", "tool_call.awaiting_client": "awaiting_client",
       "tool_call.awaiting_child": "awaiting_child", "output.proposed": "proposed", "output.reflected": "shown",
@@ -133,13 +132,13 @@ export class Story {
   }
 }
 
-// What a tool said that was asked after a crash.
+// The answer of a tool that was asked, after a crash, whether a call took effect.
 const RECONCILED = {
   happened: "asked after a crash: it took effect",
   did_not_happen: "asked after a crash: it had not happened",
 };
 
-const PARTS = {
+const HANDLERS = {
   "run.resumed": (story, d) => story.push("note", { type: "run.resumed", data: { ...d, was_waiting: story.waits.open.size > 0 && !d.deaths } }),
   "attempt.started": (story, d) => story.push("attempt", { number: d.attempt }),
   "iteration.started": (story, d) => story.begin(d),

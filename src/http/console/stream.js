@@ -3,41 +3,41 @@
 import { part, request } from "./api.js";
 import { parse } from "./json.js";
 
-/** Milliseconds between tries to follow a run again. */
+/** Milliseconds before a broken stream is opened again. */
 const PAUSE = 1000;
 /** Milliseconds that reading may keep the page from drawing. */
 const SLICE = 12;
 const ENDINGS = ["run.completed", "run.failed", "run.cancelled"];
 
-/** Answers that are still being written, by the run that they are of; the run's page goes on reading them. */
-const begun = new Map();
+/** Responses that are still streaming, by run; the page of the run continues to read them. */
+const startedHere = new Map();
 
-/** The headers without which what a request says of the queue is refused, or has no effect. */
-export const queueing = (body) => (body.available_at || body.priority ? { Prefer: "respond-async" } : {});
+/** The headers that a request with a priority or a start time needs. */
+export const queueHeaders = (body) => (body.available_at || body.priority ? { Prefer: "respond-async" } : {});
 
-/** Starts a run so that its first answer streams; resolves to its id as soon as there is one. */
+/** Starts a run whose response is a stream; resolves to its id as soon as it is known. */
 export async function start(agent, mode, body) {
   const reading = new AbortController();
-  const headers = { Accept: "text/event-stream", ...queueing(body) };
+  const headers = { Accept: "text/event-stream", ...queueHeaders(body) };
   const answer = await request("POST", `agents/${part(agent)}/${mode}`, { body, headers, signal: reading.signal });
   const run = answer.headers.get("X-Run-Id");
-  if (answer.headers.get("Content-Type")?.startsWith("text/event-stream")) begun.set(run, { answer, reading });
+  if (answer.headers.get("Content-Type")?.startsWith("text/event-stream")) startedHere.set(run, { answer, reading });
   else await answer.body?.cancel();
   return run;
 }
 
-/** Whether this page has started the run and reads its first answer. */
-export const hasBegun = (run) => begun.has(run);
+/** Whether this page has started the run and still has its response. */
+export const wasStartedHere = (run) => startedHere.has(run);
 
-/** Each event of a run, once and in order, until the last; a broken stream is resumed. `tell` hears how it stands. */
-export async function* follow(run, signal, tell = () => {}) {
+/** Each event of a run, once and in order, until the last; a broken stream is resumed. `onState` is called with `live` or `broken`. */
+export async function* follow(run, signal, onState = () => {}) {
   let seen = 0;
   let ended = false;
   while (!ended) {
     try {
-      const answer = await opened(run, seen, signal);
+      const answer = await openStream(run, seen, signal);
       ended = answer.status === 204;
-      tell("live");
+      onState("live");
       for await (const event of ended ? [] : frames(answer.body)) {
         if (event.seq !== undefined) {
           if (event.seq <= seen) continue;
@@ -47,17 +47,18 @@ export async function* follow(run, signal, tell = () => {}) {
         yield event;
       }
     } catch (problem) {
-      if (signal.aborted || problem.status < 500) throw problem;
+      // A stream over the limit of open requests (429) may be opened later.
+      if (signal.aborted || (problem.status < 500 && problem.status !== 429)) throw problem;
     }
     if (ended) return;
-    tell("broken");
+    onState("broken");
     await new Promise((resolve) => setTimeout(resolve, PAUSE));
   }
 }
 
-function opened(run, seen, signal) {
-  const first = begun.get(run);
-  begun.delete(run);
+function openStream(run, seen, signal) {
+  const first = startedHere.get(run);
+  startedHere.delete(run);
   if (first && !seen) {
     signal.addEventListener("abort", () => first.reading.abort());
     return first.answer;

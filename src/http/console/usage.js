@@ -7,7 +7,7 @@ import { brief, count, money, plural } from "./format.js";
 const BARS = 160;
 const HEIGHT = 100;
 /** Fewer bars leave room to the right of them. */
-const LEAST = 24;
+const MIN_SLOTS = 24;
 
 const round = (number) => Number(number.toFixed(2));
 
@@ -29,7 +29,7 @@ function bars(usage, amount) {
 function chart(title, usage, series, limit, say, isLevel = false) {
   const drawn = bars(usage, series.map(({ of }) => of));
   const highest = Math.max(isLevel ? limit : 0, ...drawn.map(({ values }) => values.reduce((a, b) => a + b, 0)), Number.MIN_VALUE);
-  const width = Math.max(LEAST, drawn.length) * 10;
+  const width = Math.max(MIN_SLOTS, drawn.length) * 10;
   const paths = series.map(() => []);
   drawn.forEach(({ values }, index) => {
     let top = HEIGHT;
@@ -46,8 +46,8 @@ function chart(title, usage, series, limit, say, isLevel = false) {
   const line = drawn.map(({ last }, index) => `${index ? "L" : "M"}${index * 10 + 5} ${y(sums[last - 1])}`).join("");
   const marks = drawn.map(({ compacted }, index) => (compacted ? `M${index * 10 + 5} 0V${HEIGHT}` : "")).join("");
   const total = isLevel ? series[0].of(usage.at(-1)) : sum;
-  const told = `${title}: ${say(total)} in ${plural(usage.length, "model call")}${limit ? `, of ${say(limit)}` : ""}`;
-  const drawing = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": told },
+  const description = `${title}: ${say(total)} in ${plural(usage.length, "model call")}${limit ? `, of ${say(limit)}` : ""}`;
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": description },
     series.map(({ tone }, of) => svg("path", { class: tone, d: paths[of].join("") })),
     !isLevel && svg("path", { class: "sum", d: line }), limit && svg("path", { class: "limit", d: `M0 ${isLevel ? 14 : y(limit)}H${width}` }),
     marks && svg("path", { class: "mark", d: marks }));

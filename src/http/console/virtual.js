@@ -4,10 +4,10 @@
 import { el } from "./dom.js";
 
 /** Up to this many rows all are drawn, so that the browser's own search finds everything. */
-const ALL = 60;
+const MAX_WHOLE = 60;
 /** Pixels above and below the window that are drawn ahead. */
-const AHEAD = 700;
-const ESTIMATE = 44;
+const DRAWN_AHEAD = 700;
+const ESTIMATED_HEIGHT = 44;
 /** Milliseconds between two drawings. */
 const PAUSE = 60;
 
@@ -22,38 +22,38 @@ export class VirtualList {
     this.valid = 0;
     this.shown = new Map();
     this.stale = new Set();
-    this.asked = false;
+    this.isScheduled = false;
     this.keepsEnd = false;
     this.isResized = false;
     this.drawnAt = 0;
     this.observer = new ResizeObserver((entries) => {
       if (entries.some(({ target }) => target.isConnected && this.heights[target.dataset.index] !== target.offsetHeight)) {
         this.isResized = true;
-        this.ask();
+        this.scheduleDraw();
       }
     });
   }
 
   /** Listens to the window until the signal. */
   watch(signal) {
-    addEventListener("scroll", () => this.ask(true), { signal, passive: true });
-    addEventListener("resize", () => this.ask(), { signal });
+    addEventListener("scroll", () => this.scheduleDraw(true), { signal, passive: true });
+    addEventListener("resize", () => this.scheduleDraw(), { signal });
     signal.addEventListener("abort", () => this.observer.disconnect());
   }
 
-  /** More rows, or other ones; `changed` are to be drawn anew. */
+  /** Replaces the rows; those in `changed` are drawn again. */
   set(rows, changed) {
     this.rows = rows;
     for (const row of changed) this.stale.add(row);
-    this.ask();
+    this.scheduleDraw();
   }
 
-  /** Draws once, soon: news come faster than they can be seen. A page that is hidden draws no frames. */
-  ask(isUrgent = false) {
-    if (this.asked) return;
-    this.asked = true;
+  /** Schedules one drawing: events come faster than they can be seen. A hidden page draws no frames, so it uses a timer. */
+  scheduleDraw(isUrgent = false) {
+    if (this.isScheduled) return;
+    this.isScheduled = true;
     const go = () => {
-      this.asked = false;
+      this.isScheduled = false;
       this.show();
       this.drawnAt = performance.now();
     };
@@ -65,12 +65,12 @@ export class VirtualList {
 
   top(index) {
     for (; this.valid < index; this.valid += 1) {
-      this.tops[this.valid + 1] = this.tops[this.valid] + (this.heights[this.valid] ?? ESTIMATE);
+      this.tops[this.valid + 1] = this.tops[this.valid] + (this.heights[this.valid] ?? ESTIMATED_HEIGHT);
     }
     return this.tops[index];
   }
 
-  /** The row at a height of the list. */
+  /** The index of the row at a pixel of the list. */
   at(pixel) {
     this.top(this.rows.length);
     let low = 0;
@@ -113,14 +113,14 @@ export class VirtualList {
   }
 
   range() {
-    if (this.rows.length <= ALL) return [0, this.rows.length];
+    if (this.rows.length <= MAX_WHOLE) return [0, this.rows.length];
     const top = -this.node.getBoundingClientRect().top;
     return this.keepsEnd
-      ? [this.at(this.top(this.rows.length) - innerHeight - AHEAD), this.rows.length]
-      : [this.at(Math.max(0, top - AHEAD)), Math.min(this.rows.length, this.at(Math.max(0, top + innerHeight + AHEAD)) + 1)];
+      ? [this.at(this.top(this.rows.length) - innerHeight - DRAWN_AHEAD), this.rows.length]
+      : [this.at(Math.max(0, top - DRAWN_AHEAD)), Math.min(this.rows.length, this.at(Math.max(0, top + innerHeight + DRAWN_AHEAD)) + 1)];
   }
 
-  /** Puts the rows of a range on the page, in order, and takes away the others unless they have the focus; whether there were any. */
+  /** Puts the rows of a range on the page, in order, and takes away the others unless they have the focus; returns whether any were drawn. */
   place([first, last]) {
     let isDrawn = false;
     for (const [index, { node }] of this.shown) {
@@ -153,13 +153,13 @@ export class VirtualList {
     return isDrawn;
   }
 
-  /** The list is as high as all its rows. */
+  /** Makes the list as high as all its rows. */
   stretch() {
     const height = `${this.top(this.rows.length)}px`;
     if (this.node.style.height !== height) this.node.style.height = height;
   }
 
-  /** The focus stays at the same place in a row that is made anew. */
+  /** Replaces the element of a row, and keeps the focus at the same place in it. */
   replace(old, node) {
     this.observer.unobserve(old);
     const places = (of) => [...of.querySelectorAll("a, button, summary, pre")];
@@ -168,7 +168,7 @@ export class VirtualList {
     places(node)[focused]?.focus({ preventScroll: true });
   }
 
-  /** Takes the heights of what is drawn; whether one was another than thought. */
+  /** Measures the heights of the drawn rows; returns whether one of them has changed. */
   measure() {
     let moved = false;
     for (const [index, { node }] of this.shown) {
@@ -180,7 +180,7 @@ export class VirtualList {
     }
     this.stretch();
     for (const [index, { node }] of this.shown) node.style.top = `${this.tops[index]}px`;
-    return moved && this.rows.length > ALL;
+    return moved && this.rows.length > MAX_WHOLE;
   }
 
   /** Brings a row into the window. */

@@ -7,17 +7,17 @@ import { covered, lanes } from "./spans.js";
 
 /** The width of a drawing in its own units, and the least width of a bar. */
 const WIDTH = 1000;
-const LEAST = 1.5;
+const MIN_BAR = 1.5;
 const HEIGHT = 12;
 
 export class Waterfall {
   /** `reveal` shows a row of the timeline. */
   constructor(reveal) {
     this.reveal = reveal;
-    this.said = el("p", { class: "meta", "aria-hidden": "true" });
+    this.caption = el("p", { class: "meta", "aria-hidden": "true" });
     this.rows = el("div", { class: "rows" });
     this.node = el("section", { class: "waterfall card", "aria-label": "Where the time went", hidden: true },
-      el("h2", {}, "Where the time went"), this.rows, this.said);
+      el("h2", {}, "Where the time went"), this.rows, this.caption);
   }
 
   /** `tree` are the children as children.js gives them. */
@@ -63,7 +63,7 @@ export class Waterfall {
     const all = layers.flatMap(([spans]) => spans);
     bars.addEventListener("mousemove", (event) => {
       const span = this.near(all, bars, event, now);
-      this.said.textContent = span ? `${visible(span.label)} · ${duration((span.to ?? now) - span.from)} · from +${duration(span.from - this.from)}` : "";
+      this.caption.textContent = span ? `${visible(span.label)} · ${duration((span.to ?? now) - span.from)} · from +${duration(span.from - this.from)}` : "";
     });
     bars.addEventListener("click", (event) => {
       const span = this.near(all, bars, event, now);
@@ -92,7 +92,7 @@ export class Waterfall {
     const flush = () => left !== null && parts.push(`M${left.toFixed(2)} ${top}H${right.toFixed(2)}V${bottom}H${left.toFixed(2)}z`);
     for (const span of sorted) {
       const start = (span.from - this.from) * scale;
-      const end = Math.max(start + LEAST, ((span.to ?? now) - this.from) * scale - 0.4);
+      const end = Math.max(start + MIN_BAR, ((span.to ?? now) - this.from) * scale - 0.4);
       if (left !== null && start <= right + 0.3) {
         right = Math.max(right, end);
       } else {

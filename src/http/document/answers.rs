@@ -57,6 +57,7 @@ impl IntoResponses for Streamed {
             .description("The events of the run until it ends.")
             .content("text/event-stream", events())
             .header("x-run-id", text("The run's id."))
+            .header("preference-applied", text("`respond-async`, if the run was queued."))
             .header(
                 "idempotency-replayed",
                 text("`true` if the run was started by an earlier request with the same key."),

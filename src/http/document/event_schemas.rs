@@ -11,8 +11,8 @@ use utoipa::{PartialSchema, ToSchema};
 use super::schemas::{OPTIONAL, PREFIX, rename};
 use crate::event::{ModelDelta, RunEvent, ToolProgress};
 
-/// What is streamed and not kept: type and derived schema.
-const PASSING: [(&str, &str); 2] =
+/// Events that are streamed and not stored: type and derived schema.
+const UNSTORED: [(&str, &str); 2] =
     [(ModelDelta::TYPE_NAME, "ModelDelta"), (ToolProgress::TYPE_NAME, "ToolProgress")];
 
 /// Adds `Event`, `StreamEvent` and what they are made of.
@@ -37,16 +37,16 @@ pub(super) fn add(schemas: &mut Map<String, Value>) {
         made.insert(format!("{name}Event"), event(kind, &name, &variant["description"], true));
         types.push((kind.to_owned(), format!("{name}Event")));
     }
-    for (kind, schema) in PASSING {
+    for (kind, schema) in UNSTORED {
         let data = derived.flat(&json!({"$ref": format!("{PREFIX}{schema}")}), None);
         let (name, about) = (pascal(kind), data["description"].clone());
         made.insert(format!("{name}Data"), data);
         made.insert(format!("{name}Event"), event(kind, &name, &about, false));
     }
-    derived.reach(&mut made);
+    derived.add_referenced(&mut made);
     drop_defaults(&mut made);
     name_tags(&mut made);
-    let passing = PASSING.map(|(kind, _)| kind);
+    let passing = UNSTORED.map(|(kind, _)| kind);
     let known: Vec<&str> = types.iter().map(|(kind, _)| kind.as_str()).chain(passing).collect();
     made.insert("UnknownEvent".to_owned(), unknown(&known));
     made.insert("Event".to_owned(), union("An event of a run, as its journal has it.", &types));
@@ -93,14 +93,14 @@ impl Derived {
             return self.flat(self.0.get(name).unwrap_or(&Value::Null), status);
         }
         let mut whole = match (schema["allOf"].as_array(), schema["oneOf"].as_array()) {
-            (Some(parts), _) => both(parts.iter().map(|part| self.flat(part, status))),
+            (Some(parts), _) => merged_parts(parts.iter().map(|part| self.flat(part, status))),
             (None, Some(choices)) => {
                 let choices = choices.iter().map(|choice| self.flat(choice, status));
                 let fits = |choice: &Value| {
                     let tag = choice["properties"]["status"]["enum"][0].as_str();
                     tag.is_none() || status.is_none() || tag == status
                 };
-                either(&choices.filter(fits).collect::<Vec<_>>())
+                merged_choices(&choices.filter(fits).collect::<Vec<_>>())
             }
             (None, None) => return schema.clone(),
         };
@@ -109,7 +109,7 @@ impl Derived {
     }
 
     /// Adds the schemas that others refer to, each as one object where it is made of some.
-    fn reach(&self, made: &mut Map<String, Value>) {
+    fn add_referenced(&self, made: &mut Map<String, Value>) {
         let mut open: Vec<Value> = made.values().cloned().collect();
         while let Some(value) = open.pop() {
             if let Some(name) = value["$ref"].as_str().and_then(|path| path.strip_prefix(PREFIX))
@@ -130,7 +130,7 @@ impl Derived {
 }
 
 /// An object with the properties of all parts.
-fn both(parts: impl Iterator<Item = Value>) -> Value {
+fn merged_parts(parts: impl Iterator<Item = Value>) -> Value {
     let mut whole = json!({"type": "object", "properties": {}, "required": []});
     for mut part in parts {
         if let Value::Object(properties) = part["properties"].take() {
@@ -144,7 +144,7 @@ fn both(parts: impl Iterator<Item = Value>) -> Value {
 }
 
 /// An object with the properties of all choices; those that all require are required.
-fn either(choices: &[Value]) -> Value {
+fn merged_choices(choices: &[Value]) -> Value {
     let mut whole = json!({"type": "object", "properties": {}, "required": []});
     let is_everywhere = |name: &str| {
         choices.iter().all(|choice| {
@@ -194,6 +194,7 @@ fn name_tags(schemas: &mut Map<String, Value>) {
         {
             if property["properties"].is_object() {
                 let inner = format!("{owner}{}", pascal(name));
+                object(property).shift_remove(OPTIONAL);
                 named.insert(inner.clone(), property.take());
                 *property = json!({"$ref": format!("{PREFIX}{inner}")});
                 continue;

@@ -106,7 +106,7 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         let methods =
             [&mut item.get, &mut item.head, &mut item.put, &mut item.post, &mut item.delete];
         for operation in methods.into_iter().flatten() {
-            // What is open says so: a generator cannot distinguish it from what was forgotten.
+            // An operation without authentication says so: else a generator takes it for an omission.
             operation.security.get_or_insert_default();
             operation.description = operation.description.take().or(operation.summary.clone());
             add_problems(operation);
@@ -120,7 +120,7 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         event_schemas::add(schemas);
     }
     name_contents(&mut api);
-    scopes::name(&mut api);
+    scopes::describe(&mut api);
     schemas::adjust(&mut api);
     drop_event_example(&mut api);
     api
@@ -196,13 +196,13 @@ fn of_invocation(id: &str) -> Vec<Code> {
         Code::RunIdTaken,
         Code::InvalidOverride,
         Code::PromptInjection,
-        Code::IdempotencyMismatch,
         Code::SessionBusy,
         Code::SessionOfOtherAgent,
-        Code::Draining,
+        Code::FileConflict,
+        Code::WorkspaceUnavailable,
     ];
     if id != "dry_run_agent" {
-        codes.push(Code::TooManyRuns);
+        codes.extend([Code::IdempotencyMismatch, Code::TooManyRuns, Code::Draining]);
     }
     if id != "invoke_agent" {
         codes.push(Code::WebhooksDisabled);
@@ -212,6 +212,19 @@ fn of_invocation(id: &str) -> Vec<Code> {
     }
     codes
 }
+
+/// Operations that read a journal, if only its end.
+const OF_JOURNALS: [&str; 9] = [
+    "get_run",
+    "wait_for_run",
+    "cancel_run",
+    "list_iterations",
+    "list_tool_calls",
+    "list_messages",
+    "list_changes",
+    "get_session",
+    "list_session_messages",
+];
 
 /// The errors that an operation can respond with, derived from its parameters and body.
 fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
@@ -248,8 +261,13 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
     }
     match operation.operation_id.as_deref() {
         Some(id) if is_invocation(id) => codes.extend(of_invocation(id)),
-        Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
-            codes.push(Code::NotAwaitingApproval);
+        Some("approve_tool_call") => codes.extend([
+            Code::NotAwaitingApproval,
+            Code::JournalUnreadable,
+            Code::WorkspaceUnavailable, // with edited arguments
+        ]),
+        Some("deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
+            codes.extend([Code::NotAwaitingApproval, Code::JournalUnreadable]);
         }
         Some(id) if id.ends_with("_file") || id.ends_with("_files") => {
             codes.push(Code::WorkspaceUnavailable);
@@ -268,12 +286,10 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             }
         }
         Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
-        Some("delete_session") => codes.push(Code::SessionBusy),
+        Some("delete_session") => codes.extend([Code::SessionBusy, Code::WorkspaceUnavailable]),
         Some("revoke_key") => codes.push(Code::ProtectedKey),
         Some("list_events") => codes.extend([Code::NotAcceptable, Code::JournalUnreadable]),
-        Some("list_tool_calls" | "list_messages" | "get_session" | "list_session_messages") => {
-            codes.push(Code::JournalUnreadable);
-        }
+        Some(id) if OF_JOURNALS.contains(&id) => codes.push(Code::JournalUnreadable),
         Some("create_token" | "get_metrics") => codes.push(Code::NotFound),
         _ => {}
     }
@@ -326,7 +342,8 @@ fn add_headers(operation: &mut Operation) {
     };
     for (status, response) in &mut operation.responses.responses {
         let RefOr::T(response) = response else { continue };
-        if matches!(status.as_str(), "429" | "503") {
+        let is_problem = response.content.contains_key("application/problem+json");
+        if matches!(status.as_str(), "429" | "503") && is_problem {
             let seconds =
                 header(Object::with_type(Type::Integer), "Seconds until a retry may succeed.");
             response.headers.insert("retry-after".to_owned(), seconds);

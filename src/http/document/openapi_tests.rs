@@ -44,6 +44,7 @@ fn the_document_is_openapi_3_1_of_the_versioned_api() {
     assert_eq!(api["openapi"], "3.1.0");
     assert_eq!(api["servers"], json!([{"url": "/v1"}]));
     assert_eq!(api["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
+    assert!(!api.to_string().contains(schemas::OPTIONAL), "it is a mark of the derivation");
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! matter. The rules apply to all schemas: a page is named after its items; all properties of a
 //! response are required if they are nullable, since it has null rather than nothing; in a request
 //! (a schema that forbids unknown properties) a property without a default is optional. In a choice
-//! between words and an object the words stand in it and the object is a type of its own: some
-//! generators make code that does not compile of words that are referred to there.
+//! between an enum and an object, the enum is inlined and the object is a named type: some
+//! generators make code that does not compile if the enum is a reference there.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub(crate) fn adjust(api: &mut Value) {
         schemas.insert(name, schema);
     }
     name_mixed_choices(&mut schemas);
-    put_words_in_place(&mut schemas);
+    inline_enum_choices(&mut schemas);
     api["components"]["schemas"] = Value::Object(schemas.into_iter().collect());
     rename(api, &renamed);
     drop_null_parameters(api);
@@ -163,9 +163,9 @@ fn name_mixed_choices(schemas: &mut BTreeMap<String, Value>) {
     schemas.extend(named);
 }
 
-/// In a choice, words stand in place of a reference to them, under the same name. A reference has
+/// Replaces a reference to an enum in a choice by the enum itself, under the same name. A reference has
 /// nothing beside it.
-fn put_words_in_place(schemas: &mut BTreeMap<String, Value>) {
+fn inline_enum_choices(schemas: &mut BTreeMap<String, Value>) {
     let words: BTreeMap<String, Value> = schemas
         .iter()
         .filter(|(_, schema)| schema["type"] == "string" && schema["enum"].is_array())

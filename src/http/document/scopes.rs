@@ -1,4 +1,4 @@
-//! Says which scopes an operation needs where everyone reads them.
+//! Moves the scopes that an operation requires to where viewers show them.
 //!
 //! They are derived as roles of the bearer scheme, which OpenAPI 3.1 allows, but viewers do not show
 //! and linters take for undeclared scopes. So they stand in the description, for people, and in
@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 /// Moves the scopes of all operations.
-pub(super) fn name(api: &mut Value) {
+pub(super) fn describe(api: &mut Value) {
     let items = api["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
     let operations = items.filter_map(Value::as_object_mut).flat_map(Map::values_mut);
     for operation in operations {

@@ -48,11 +48,11 @@ pub(super) fn preferred(headers: &HeaderMap) -> Option<MediaType> {
         let weight = parts.find_map(|p| p.strip_prefix("q=").or(p.strip_prefix("Q=")));
         let weight = weight.map_or(1.0, |q| q.parse::<f32>().unwrap_or(0.0));
         match kind.as_str() {
-            "application/json" => json.note(3, weight, place),
-            "application/*" => json.note(2, weight, place),
-            "*/*" => json.note(1, weight, place),
-            "text/event-stream" => stream.note(3, weight, place),
-            "text/*" => stream.note(2, weight, place),
+            "application/json" => json.consider(3, weight, place),
+            "application/*" => json.consider(2, weight, place),
+            "*/*" => json.consider(1, weight, place),
+            "text/event-stream" => stream.consider(3, weight, place),
+            "text/*" => stream.consider(2, weight, place),
             _ => {}
         }
     }
@@ -75,7 +75,7 @@ struct Quality {
 }
 
 impl Quality {
-    fn note(&mut self, specificity: u8, weight: f32, place: usize) {
+    fn consider(&mut self, specificity: u8, weight: f32, place: usize) {
         if specificity > self.specificity {
             *self = Self { specificity, weight, place };
         }

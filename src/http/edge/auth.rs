@@ -32,8 +32,8 @@ use crate::runtime::jwt::{self, IdentityProvider, JwtError, JwtRefusal};
 use crate::runtime::{LoginRefusal, keys};
 use crate::store::ApiKeyRecord;
 
-/// How often the key of an event stream or a waiting request is looked at.
-const WATCH: Duration = Duration::from_secs(1);
+/// How often the key of an event stream or of a waiting request is checked again.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A scope as a type, so that a handler's signature states what it requires.
 pub(crate) trait Scope {
@@ -138,9 +138,9 @@ pub(crate) struct Identity {
 impl Identity {
     /// Authenticates the request and requires the scope `S`.
     pub(crate) async fn with<S: Scope>(parts: &Parts, app: &App) -> Result<Self, Problem> {
-        let identity = match presented(app, parts)? {
-            Presented::Token(token) => Self::of_token(app, parts, &token).await?,
-            presented => Self::lasting(app, parts, presented).await?,
+        let identity = match presented_credential(app, parts)? {
+            PresentedCredential::Token(token) => Self::of_token(app, parts, &token).await?,
+            presented => Self::without_token(app, parts, presented).await?,
         };
         if !identity.caller.has(S::NAME) {
             return Err(forbidden(S::NAME));
@@ -152,10 +152,10 @@ impl Identity {
         Ok(identity)
     }
 
-    /// The caller by its key or its session, or without either where none is needed; no scope is
+    /// The caller by its key, JWT or console session, or without any where none is required. No scope is
     /// required.
     pub(crate) async fn signed_in(parts: &Parts, app: &App) -> Result<Self, Problem> {
-        Self::lasting(app, parts, presented(app, parts)?).await
+        Self::without_token(app, parts, presented_credential(app, parts)?).await
     }
 
     /// The caller by its key alone.
@@ -163,12 +163,20 @@ impl Identity {
         Self::of_key(app, parts, bearer(&parts.headers)?).await
     }
 
-    async fn lasting(app: &App, parts: &Parts, by: Presented<'_>) -> Result<Self, Problem> {
+    async fn without_token(
+        app: &App,
+        parts: &Parts,
+        by: PresentedCredential<'_>,
+    ) -> Result<Self, Problem> {
         match by {
-            Presented::Cookie(session) => Self::of_session(app, parts, session).await,
-            Presented::Key(key) => Self::of_key(app, parts, key).await,
-            Presented::Jwt(token, provider) => Self::of_jwt(app, parts, token, provider).await,
-            Presented::Token(_) => Err(refused(app, parts, LoginRefusal::Malformed, None)),
+            PresentedCredential::Cookie(session) => Self::of_session(app, parts, session).await,
+            PresentedCredential::Key(key) => Self::of_key(app, parts, key).await,
+            PresentedCredential::Jwt(token, provider) => {
+                Self::of_jwt(app, parts, token, provider).await
+            }
+            PresentedCredential::Token(_) => {
+                Err(refused(app, parts, LoginRefusal::Malformed, None))
+            }
         }
     }
 
@@ -275,7 +283,7 @@ impl From<CachedKey> for Identity {
 }
 
 /// What a request presents to be authenticated with.
-enum Presented<'p> {
+enum PresentedCredential<'p> {
     Key(Option<&'p str>),
     Token(Cow<'p, str>),
     Jwt(&'p str, &'p IdentityProvider),
@@ -283,26 +291,32 @@ enum Presented<'p> {
     Cookie(&'p str),
 }
 
-fn presented<'p>(app: &'p App, parts: &'p Parts) -> Result<Presented<'p>, Problem> {
+fn presented_credential<'p>(
+    app: &'p App,
+    parts: &'p Parts,
+) -> Result<PresentedCredential<'p>, Problem> {
     let bearer = bearer(&parts.headers)?;
     match (tokens::in_query(parts)?, bearer) {
         (Some(_), Some(_)) => Err(Problem::new(
             Code::Unauthenticated,
             "Send one credential only: there is one in the header `Authorization` and one in `access_token`.",
         )),
-        (Some(token), None) => Ok(Presented::Token(token.into())),
+        (Some(token), None) => Ok(PresentedCredential::Token(token.into())),
         (None, Some(token)) if tokens::is_token(token) => Ok(match &app.auth {
             Auth::ApiKeysAndJwts(provider) if jwt::is_foreign(token) => {
-                Presented::Jwt(token, provider)
+                PresentedCredential::Jwt(token, provider)
             }
-            _ => Presented::Token(token.into()),
+            _ => PresentedCredential::Token(token.into()),
         }),
-        (None, key) => Ok(session(app, parts).map_or(Presented::Key(key), Presented::Cookie)),
+        (None, key) => {
+            Ok(session(app, parts)
+                .map_or(PresentedCredential::Key(key), PresentedCredential::Cookie))
+        }
     }
 }
 
-/// The session in the cookie, where keys are asked for and the request says nothing else of who
-/// sends it.
+/// The console session in the cookie, if authentication is required and the request has no other
+/// credential.
 pub(crate) fn session<'p>(app: &App, parts: &'p Parts) -> Option<&'p str> {
     let is_alone = !parts.headers.contains_key(AUTHORIZATION);
     let session = console_cookie::in_cookie(parts, app.tokens.cookie());
@@ -395,7 +409,7 @@ pub(crate) async fn credential_lost(app: &App, credential: &Credential) {
         return std::future::pending().await;
     }
     loop {
-        tokio::time::sleep(WATCH).await;
+        tokio::time::sleep(RECHECK_INTERVAL).await;
         if expires_at.is_some_and(|end| end <= clock::now()) {
             return;
         }
@@ -405,7 +419,7 @@ pub(crate) async fn credential_lost(app: &App, credential: &Credential) {
             return;
         }
         let Some(key) = key else { continue };
-        // What cannot be decided now is decided a moment later.
+        // If it cannot be checked now, it is checked again after the interval.
         let Ok(found) = app.keys.find(app.store.as_ref(), &key.id).await else { continue };
         if found.is_none_or(|cached| cached.revoked_or_expired().is_some()) {
             return;
@@ -413,7 +427,7 @@ pub(crate) async fn credential_lost(app: &App, credential: &Credential) {
     }
 }
 
-/// The token in the header. Of two headers, a proxy in front may mean another one than this service.
+/// The token in the header. Two headers are refused: a proxy in front may use the other one.
 fn bearer(headers: &HeaderMap) -> Result<Option<&str>, Problem> {
     let mut given = headers.get_all(AUTHORIZATION).iter();
     let header = given.next();

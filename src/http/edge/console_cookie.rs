@@ -22,18 +22,23 @@ use crate::clock;
 use crate::event::Act;
 use crate::store::{Store, StoreError};
 
-/// What a request that changes something has beside the cookie; its value is `1`.
-const MARK: HeaderName = HeaderName::from_static("x-toolloop-console");
+/// The header that a request must have beside the cookie if it changes something; its value is `1`.
+const CONSOLE_HEADER: HeaderName = HeaderName::from_static("x-toolloop-console");
 /// The name of a cookie that a browser takes from this very host alone, by a secure connection.
 const HOST_ONLY: &str = "__Host-";
 
+/// The cookies of a request: names and values.
+fn cookies(headers: &HeaderMap) -> impl Iterator<Item = (&str, &str)> {
+    let headers = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let cookies = headers.flat_map(|value| value.split(';'));
+    cookies.filter_map(|cookie| cookie.trim().split_once('='))
+}
+
 /// The session in a request's cookie; of two, the one that only this host can have set.
 pub(super) fn in_cookie<'p>(parts: &'p Parts, name: &str) -> Option<&'p str> {
-    let headers = parts.headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let cookies = headers.flat_map(|value| value.split(';'));
-    let pairs: Vec<_> = cookies.filter_map(|cookie| cookie.trim().split_once('=')).collect();
-    let is_ours = |of: &str| of.strip_prefix(HOST_ONLY) == Some(name);
-    let found = pairs.iter().find(|(of, _)| is_ours(of));
+    let pairs: Vec<_> = cookies(&parts.headers).collect();
+    let is_host_only = |of: &str| of.strip_prefix(HOST_ONLY) == Some(name);
+    let found = pairs.iter().find(|(of, _)| is_host_only(of));
     found.or_else(|| pairs.iter().find(|(of, _)| *of == name)).map(|(_, value)| *value)
 }
 
@@ -41,7 +46,7 @@ pub(super) fn in_cookie<'p>(parts: &'p Parts, name: &str) -> Option<&'p str> {
 pub(crate) fn check_own_page(parts: &Parts) -> Result<(), Problem> {
     let only_reads = parts.method.is_safe();
     let is_own = is_of_own_page(&parts.uri, &parts.headers, only_reads);
-    let is_marked = parts.headers.get(MARK).is_some_and(|value| value == "1");
+    let is_marked = parts.headers.get(CONSOLE_HEADER).is_some_and(|value| value == "1");
     if is_own && (only_reads || is_marked) {
         return Ok(());
     }
@@ -59,8 +64,12 @@ pub(crate) fn set_cookie(
     name: &str,
     session: Option<(&str, DateTime<Utc>)>,
 ) -> Result<HeaderValue, Problem> {
-    let origin = headers.get(ORIGIN).and_then(|origin| origin.to_str().ok()).unwrap_or_default();
-    let is_plain = origin.starts_with("http://");
+    let is_secured = |(of, _): (&str, &str)| of.strip_prefix(HOST_ONLY) == Some(name);
+    let is_plain = match headers.get(ORIGIN) {
+        Some(origin) => origin.to_str().is_ok_and(|origin| origin.starts_with("http://")),
+        // A request that only reads may have no Origin; a cookie is removed under the name that it has.
+        None => session.is_none() && !cookies(headers).any(is_secured),
+    };
     let (prefix, secure) = if is_plain { ("", "") } else { (HOST_ONLY, "; Secure") };
     let (token, seconds) =
         session.map_or(("", 0), |(token, end)| (token, (end - clock::now()).num_seconds().max(0)));
@@ -70,7 +79,7 @@ pub(crate) fn set_cookie(
     HeaderValue::from_str(&cookie).map_err(|error| Problem::internal(error.to_string()))
 }
 
-/// Which sessions were ended, as far as it was asked lately. One that is ended on this replica is
+/// Caches which sessions were ended. A session that is ended on this replica is
 /// refused at once, and within [`Self::TTL`] on others.
 #[derive(Default)]
 pub(crate) struct EndedSessions(Mutex<HashMap<Uuid, (bool, Instant)>>);
@@ -111,7 +120,7 @@ impl EndedSessions {
             known.retain(|_, (_, looked_at)| looked_at.elapsed() < Self::TTL);
         }
         let entry = known.entry(id).or_insert((is_ended, looked_at));
-        // What is ended stays so, whatever a look that began before said.
+        // An ended session stays ended, even if an earlier read of the store says otherwise.
         *entry = (entry.0 || is_ended, looked_at);
     }
 }
@@ -121,6 +130,18 @@ mod tests {
     use axum::http::Request;
 
     use super::*;
+
+    #[test]
+    fn a_cookie_ends_under_the_name_that_it_has() {
+        let about = "Path=/; Max-Age=0; HttpOnly; SameSite=Strict";
+        for (cookie, set) in [
+            ("a=1; tl=x", format!("tl=; {about}")),
+            ("tl=x; __Host-tl=x", format!("__Host-tl=; {about}; Secure")),
+        ] {
+            let headers = HeaderMap::from_iter([(COOKIE, HeaderValue::from_static(cookie))]);
+            assert_eq!(set_cookie(&headers, "tl", None).unwrap(), set.as_str());
+        }
+    }
 
     #[test]
     fn the_cookie_is_found_among_others() {

@@ -17,13 +17,13 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DELETE");
-/// What a script may send.
-const SENT: HeaderValue = HeaderValue::from_static(
+/// The headers that a script may send.
+const REQUEST_HEADERS: HeaderValue = HeaderValue::from_static(
     "authorization, content-type, accept, idempotency-key, prefer, last-event-id, if-match, if-none-match, \
      range, traceparent, x-cancel-on-disconnect, x-request-id",
 );
-/// What a script may read, beside the body and the few headers that it always may.
-const READ: HeaderValue = HeaderValue::from_static(
+/// The response headers that a script may read, beside those that it always may.
+const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static(
     "x-run-id, x-request-id, location, etag, retry-after, ratelimit, ratelimit-policy, preference-applied, \
      idempotency-replayed, accept-ranges, content-range, content-disposition",
 );
@@ -56,7 +56,7 @@ impl CorsOrigins {
         self.allows(headers)?;
         let answer = [
             (ACCESS_CONTROL_ALLOW_METHODS, METHODS),
-            (ACCESS_CONTROL_ALLOW_HEADERS, SENT),
+            (ACCESS_CONTROL_ALLOW_HEADERS, REQUEST_HEADERS),
             (ACCESS_CONTROL_MAX_AGE, MAX_AGE),
         ];
         Some((StatusCode::NO_CONTENT, answer, Body::empty()).into_response())
@@ -70,7 +70,7 @@ impl CorsOrigins {
         headers.append(VARY, HeaderValue::from_static("origin"));
         if let Some(origin) = origin {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, READ);
+            headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
         }
     }
 }

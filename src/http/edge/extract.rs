@@ -32,7 +32,7 @@ use crate::event::ValidationError;
 use crate::http::state::App;
 use crate::runtime::CallPlace;
 
-/// What is said of a value that is no time.
+/// Describes a valid time, for errors.
 const A_TIME: &str = "a time like 2026-01-31T12:00:00Z";
 
 /// The body, which must be a JSON object; an absent body, and `null`, are an empty object.
@@ -116,7 +116,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind.eq_ignore_ascii_case("application/json")
 }
 
-/// Bytes of a body that is read however scarce memory is.
+/// Bodies of at most so many bytes are read even when memory is scarce.
 const SMALL: usize = 16 * 1024;
 
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
@@ -176,7 +176,7 @@ pub(crate) fn fields<T: DeserializeOwned + PartialSchema>(
     read.map_err(|error| in_range::<T>("", error))
 }
 
-/// Makes an integer of what JSON Schema takes for one: `5.0` is 5.
+/// Converts a float that JSON Schema accepts as an integer: `5.0` becomes 5.
 pub(crate) fn as_whole(value: &mut Value) {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let number = value.as_f64().filter(|_| value.is_f64());
@@ -213,10 +213,10 @@ pub(crate) fn in_range<T: PartialSchema>(
     error
 }
 
-/// What is said of a value that is no whole number.
+/// Describes an integer, for errors.
 const WHOLE: &str = "a whole number";
 
-/// What serde says of a value, without names of Rust's types.
+/// An error of serde about a value, without names of Rust types.
 fn in_words(said: String) -> String {
     if said.starts_with("UUID parsing failed") {
         return "must be a UUID".to_owned();
@@ -339,7 +339,7 @@ impl Params {
         Ok(Self { left: pairs, uri: Uri::default() })
     }
 
-    /// The list that is asked for, whatever was taken.
+    /// The id of the requested list, whichever parameters were taken.
     pub(crate) fn list(&self, tenant: &str) -> ListId {
         let given = Self::parse(self.uri.query().unwrap_or_default()).unwrap_or_default().left;
         let given = given.iter().map(|(name, value)| (name.as_str(), value.as_str()));

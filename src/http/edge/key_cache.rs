@@ -35,7 +35,7 @@ impl Auth {
 }
 
 /// Caches API keys, so that not every request queries the store. A revocation takes effect at once
-/// on this replica, and on others as soon as they hear of it; where a hint is lost, within
+/// on this replica, and on others as soon as they get its hint; if the hint is lost, within
 /// [`KeyCache::TTL`]. Unknown keys are not cached, so that unauthenticated requests cannot fill the
 /// cache.
 pub(crate) struct KeyCache {
@@ -47,12 +47,12 @@ struct Entries {
     keys: HashMap<String, CachedKey>,
     /// Incremented by every revocation, so that a concurrent read of the old row is not cached.
     revocations: u64,
-    /// Hints of all replicas, which are heard when the entries are used.
+    /// Hints of all replicas, which are applied when the entries are used.
     hints: broadcast::Receiver<Wakeup>,
 }
 
 impl Entries {
-    fn hear(&mut self) {
+    fn apply_hints(&mut self) {
         loop {
             match self.hints.try_recv() {
                 Ok(Wakeup::Queue | Wakeup::Cancel(_)) => {}
@@ -161,7 +161,7 @@ impl KeyCache {
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
         let mut entries = self.entries.lock();
-        entries.hear();
+        entries.apply_hints();
         entries
     }
 }

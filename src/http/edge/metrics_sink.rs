@@ -17,7 +17,7 @@ pub struct MetricsSink {
     pub scrape: Scrape,
 }
 
-/// What is looked at when metrics are scraped.
+/// Gauges that are read when metrics are scraped.
 #[derive(Debug, Clone, Copy)]
 pub struct Gauges {
     /// What waits in the store; `None` where it does not answer.

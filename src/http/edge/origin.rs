@@ -16,8 +16,8 @@ use super::problem::{Code, Problem};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses a request that names no host or several ones (RFC 9112, section 3.2): what stands before the
-/// service could have taken it for another one's.
+/// Refuses a request that names no host or several hosts (RFC 9112, section 3.2): a proxy in front of the
+/// service could have routed it by another one.
 pub(super) fn check_host(version: Version, headers: &HeaderMap) -> Result<(), Problem> {
     let mut named = headers.get_all(HOST).iter();
     let is_host = |host: &HeaderValue| {
@@ -68,9 +68,9 @@ pub(super) fn check_local(
     Ok(())
 }
 
-/// Whether a browser says that a page of the service itself sent the request. What a browser tells of
-/// the site is not the page's to choose; one that says nothing of it names the origin, unless it
-/// only reads (`may_be_silent`).
+/// Whether a browser says that a page of the service itself sent the request. A page cannot choose the
+/// header Sec-Fetch-Site. A browser without it sends Origin, except in requests that
+/// only read (`may_be_silent`).
 pub(super) fn is_of_own_page(uri: &Uri, headers: &HeaderMap, may_be_silent: bool) -> bool {
     let mut sites = headers.get_all(SEC_FETCH_SITE).iter().peekable();
     if sites.peek().is_some() {
@@ -121,10 +121,10 @@ mod tests {
     #[test]
     fn a_page_is_the_services_own_where_the_browser_says_so() {
         let uri = Uri::from_static("/v1/runs");
-        let asked = |told: &[(&'static str, &str)]| {
+        let asked = |given: &[(&'static str, &str)]| {
             let mut headers = HeaderMap::new();
             headers.insert(HOST, "box.example:8080".parse().unwrap());
-            for (name, value) in told {
+            for (name, value) in given {
                 headers.append(*name, value.parse().unwrap());
             }
             (is_of_own_page(&uri, &headers, true), is_of_own_page(&uri, &headers, false))

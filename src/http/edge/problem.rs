@@ -405,6 +405,7 @@ impl From<AnswerError> for Problem {
             AnswerError::NotAwaited(why) => Self::new(Code::NotAwaitingApproval, why),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
             AnswerError::MissingScope(_) | AnswerError::OwnApproval => Self::refused(&error),
+            AnswerError::NoWorkspace(why) => std::io::Error::other(why).into(),
             AnswerError::Broken(_) | AnswerError::Unchecked => Self::internal(error.to_string()),
             AnswerError::Store(error) => error.into(),
         }

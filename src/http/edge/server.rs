@@ -1,10 +1,10 @@
 //! The HTTP server: accepts connections, bounds their number, size and time, and closes them.
 //!
 //! HTTP/1.1 and HTTP/2 without TLS, detected from the first bytes. Beyond `max_connections`, a few
-//! connections are reserved for probes; other requests on them are refused at once, and a client that
-//! says nothing loses its one to the next ([`reserve`]). When the process has no file descriptors left, clients wait in the kernel's
-//! accept queue. A client that is too slow to send a request head or to read its response loses its
-//! connection ([`timing`], [`stall`]); the time to send a body is bounded by [`super::extract`]. The
+//! connections are reserved for probes; other requests on them are refused at once, and a silent client
+//! loses its connection to the next one ([`reserve`]). When the process has no file descriptors left,
+//! clients wait in the kernel's accept queue. A client that is too slow to send a request head or to read
+//! its response loses its connection ([`timing`], [`stall`]); the time to send a body is bounded by [`super::extract`]. The
 //! limits on a request head are enforced by [`super::layer`], which can explain the error.
 
 mod reserve;

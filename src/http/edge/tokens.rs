@@ -1,7 +1,7 @@
 //! Short-lived tokens: where they are accepted, and for what.
 //!
-//! Only the routes of [`NEEDED`] accept tokens. What a token can do is what its actions say, as far
-//! as the scopes of the API key that made it still reach. How a token is signed is in
+//! Only the routes of [`REQUIRED_ACTIONS`] accept tokens. A token permits its actions as far
+//! as the API key that made it still has their scopes. How a token is signed is in
 //! [`super::token_signer`].
 
 use axum::extract::MatchedPath;
@@ -29,7 +29,8 @@ pub(super) fn in_query(parts: &Parts) -> Result<Option<String>, Problem> {
         return Ok(None);
     }
     let Some(token) = Params::parse(query)?.text(PARAMETER) else { return Ok(None) };
-    let is_stream = needed(&parts.method, &route(parts), &parts.headers) == Some(Action::Stream);
+    let is_stream =
+        required_action(&parts.method, &route(parts), &parts.headers) == Some(Action::Stream);
     if !is_stream || !is_token(&token) {
         return Err(Problem::new(
             Code::Unauthenticated,
@@ -44,7 +45,7 @@ pub(crate) const PARAMETER: &str = "access_token";
 
 /// The routes that accept tokens, and the action that each requires; [`EVENTS`] as a stream requires
 /// another one.
-const NEEDED: [(&Method, &str, Action); 14] = [
+const REQUIRED_ACTIONS: [(&Method, &str, Action); 14] = [
     (&Method::GET, "/runs/{id}", Action::Read),
     (&Method::GET, "/runs/{id}/wait", Action::Read),
     (&Method::GET, "/runs/{id}/iterations", Action::Read),
@@ -64,9 +65,9 @@ const NEEDED: [(&Method, &str, Action); 14] = [
 const EVENTS: &str = "/runs/{id}/events";
 
 /// The action that a request requires; `None` if the route does not accept tokens.
-fn needed(method: &Method, route: &str, headers: &HeaderMap) -> Option<Action> {
+fn required_action(method: &Method, route: &str, headers: &HeaderMap) -> Option<Action> {
     let method = if method == Method::HEAD { &Method::GET } else { method };
-    let mut routes = NEEDED.iter();
+    let mut routes = REQUIRED_ACTIONS.iter();
     let (_, path, action) = routes.find(|(of, path, _)| *of == method && *path == route)?;
     let streams = *path == EVENTS && preferred(headers) == Some(MediaType::EventStream);
     Some(if streams { Action::Stream } else { *action })
@@ -87,7 +88,7 @@ pub(super) async fn check(
     parts: &Parts,
 ) -> Result<(), Problem> {
     let route = route(parts);
-    let Some(needed) = needed(&parts.method, &route, &parts.headers) else {
+    let Some(needed) = required_action(&parts.method, &route, &parts.headers) else {
         let detail = "Short-lived tokens are not accepted here: use an API key.";
         return Err(Problem::new(Code::Forbidden, detail));
     };
@@ -136,12 +137,13 @@ mod tests {
 
     #[test]
     fn only_a_few_routes_accept_tokens() {
-        let needs = |method: &Method, route: &str| needed(method, route, &HeaderMap::new());
+        let needs =
+            |method: &Method, route: &str| required_action(method, route, &HeaderMap::new());
         assert_eq!(needs(&Method::HEAD, "/runs/{id}"), Some(Action::Read));
         assert_eq!(needs(&Method::GET, EVENTS), Some(Action::Read));
         let mut streams = HeaderMap::new();
         streams.insert("accept", "text/event-stream".parse().unwrap());
-        assert_eq!(needed(&Method::GET, EVENTS, &streams), Some(Action::Stream));
+        assert_eq!(required_action(&Method::GET, EVENTS, &streams), Some(Action::Stream));
         for (method, route) in [
             (Method::GET, "/runs"),
             (Method::DELETE, "/sessions/{id}"),

@@ -96,15 +96,15 @@ pub(crate) async fn list_approvals(
     let bytes = MAX_PAGE as u64;
     let piece = app.store.approval_piece(&caller.tenant, &filter, &page, bytes).await?;
     let turn = journals::turn(piece.bytes).await;
-    let (shown, goes_on) = page.fitted(piece);
+    let (shown, has_more) = page.fitted(piece);
     let rows = app.store.approvals(&caller.tenant, &filter, &shown).await?;
     let listing = move || {
         let _turn = turn;
-        let last = rows.last().filter(|_| goes_on);
+        let last = rows.last().filter(|_| has_more);
         let last = last.map(|row| time_position(row.at, &row.call_id.to_string()));
         Ok(Listing::until(rows.into_iter().map(Approval::from).collect(), page.list, last))
     };
-    redacted::answered(piece.bytes, listing).await
+    redacted::respond(piece.bytes, listing).await
 }
 
 /// The approval of a tool call.

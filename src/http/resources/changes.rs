@@ -28,7 +28,7 @@ use crate::http::state::App;
 use crate::run::ActionKind;
 use crate::tools::{browser, file_ops, shell};
 
-/// Bytes of a change beside its texts, about.
+/// Bytes of a change without its texts, approximately.
 const ROW: usize = 256;
 /// Changes of one call that are listed; a cursor counts them.
 const PER_CALL: i64 = 1024;
@@ -91,7 +91,7 @@ pub(crate) async fn list_changes(
     })
     .await?;
     let bytes = changes.bytes as u64;
-    redacted::answered(bytes, move || Ok(changes.listed())).await
+    redacted::respond(bytes, move || Ok(changes.listed())).await
 }
 
 /// A call that was dispatched, perhaps more than once.
@@ -199,7 +199,7 @@ fn changes_of(call: &ToolCallCompleted, dispatched: &Dispatched) -> Vec<FileChan
         matches!(failure, UnknownOutcome | Timeout | Cancelled | Panicked | Withheld)
     });
     let is_unseen = is_given_up && call.changes.is_none();
-    // What the service did before it stopped, the repetition finds done.
+    // A repeated call does not report what was done before the service stopped.
     if !is_unseen && dispatched.times < 2 {
         return seen;
     }

@@ -2,7 +2,7 @@
 //!
 //! A client that reads nothing keeps pieces of its file in memory until its write timeout. So downloads
 //! have places: all of them together take no more than a part of what the process may have, and those of
-//! one caller half of it. Who has waited for one for long is refused.
+//! one caller half of it. A download that waits for its place for too long is refused.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,7 +22,7 @@ use crate::tools::file_content::{Content, PIECE};
 
 /// What a download has in memory at most: what a connection keeps that cannot be sent, and what is read.
 const IN_MEMORY: u32 = (128 << 10) + PIECE;
-/// The least and the most that all of them may take.
+/// The minimum and maximum of memory that all downloads may take, in bytes.
 const LEAST: u64 = 8 << 20;
 const MOST: u64 = 1 << 30;
 /// How long a download waits for its place.
@@ -84,7 +84,7 @@ pub(super) async fn place(caller: &Caller) -> Result<DownloadPlace, Problem> {
 }
 
 impl DownloadPlace {
-    /// Keeps what a content of so many bytes can take.
+    /// Gives back what a content of so many bytes does not need.
     fn shrink_to(&mut self, bytes: u64) {
         let needed = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(PIECE, IN_MEMORY);
         for permit in [&mut self.all, &mut self.of_caller] {

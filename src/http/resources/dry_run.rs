@@ -9,7 +9,6 @@ use utoipa::ToSchema;
 use super::redacted;
 use super::run_parts::{Message, messages};
 use crate::agents::definition::GovernanceSection;
-use crate::message::tool_schema::ToolSchema;
 use crate::run::{Budget, Limits, OnLimit, ToolChoicePolicy};
 use crate::runtime::DryRunOutcome;
 
@@ -98,11 +97,6 @@ impl From<DryRunOutcome> for DryRun {
         let DryRunOutcome { agent, models, conversation, tools, active_skills, policy, warnings } =
             dry_run;
         let definition = &agent.definition;
-        let tool = |(name, description, schema): (String, String, ToolSchema)| DryRunTool {
-            name,
-            description: redacted::text(description),
-            input_schema: redacted::described(Value::clone(&schema)),
-        };
         let governance = GovernanceSection {
             budget: policy.budget.clone().shown(),
             flow: Some(definition.governance.flow_rules()),
@@ -114,7 +108,14 @@ impl From<DryRunOutcome> for DryRun {
             agent_version: definition.version.clone(),
             models,
             messages: Some(messages(&conversation)),
-            tools: tools.into_iter().map(tool).collect(),
+            tools: tools
+                .into_iter()
+                .map(|tool| DryRunTool {
+                    name: tool.name,
+                    description: redacted::text(tool.description),
+                    input_schema: redacted::described(Value::clone(&tool.input_schema)),
+                })
+                .collect(),
             active_skills,
             policy: DryRunPolicy {
                 single_shot: policy.single_shot,

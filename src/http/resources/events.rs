@@ -151,7 +151,7 @@ async fn events_from(
         let _turn = turn;
         let unwritable = |error: serde_json::Error| Problem::internal(error.to_string());
         let (mut entries, mut bytes, mut last) = (Vec::new(), 0, after);
-        let is_cut = events.len() > size;
+        let is_truncated = events.len() > size;
         for event in events.into_iter().take(size) {
             let text = redacted::event(&event).map_err(unwritable)?;
             bytes += text.len();
@@ -161,10 +161,10 @@ async fn events_from(
             last = event.seq;
             entries.push(JournalEntry(RawValue::from_string(text).map_err(unwritable)?));
         }
-        let goes_on = is_cut || last < newest.max(next.until);
-        Ok(Listing::until(entries, of_list, goes_on.then(|| number_position(last))))
+        let has_more = is_truncated || last < newest.max(next.until);
+        Ok(Listing::until(entries, of_list, has_more.then(|| number_position(last))))
     };
-    redacted::answered(next.bytes, listing).await
+    redacted::respond(next.bytes, listing).await
 }
 
 fn event_number(text: &str) -> Option<i64> {

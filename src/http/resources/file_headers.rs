@@ -4,7 +4,7 @@
 use axum::http::HeaderMap;
 use axum::http::header::RANGE;
 use headers::{ETag, HeaderMapExt as _, IfMatch, IfNoneMatch, IfRange};
-use http_range_header::SyntacticallyCorrectRange as Asked;
+use http_range_header::SyntacticallyCorrectRange as RequestedRange;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::tools::stored_files::Condition;
@@ -82,10 +82,10 @@ impl Range {
         let [asked] = parts.as_slice() else { return Ok(None) };
         let last = size.saturating_sub(1);
         let (start, end) = match *asked {
-            Asked::FromStart(start) => (start, last),
-            Asked::FromLast(0) => return Err(Unsatisfiable),
-            Asked::FromLast(bytes) => (size.saturating_sub(bytes), last),
-            Asked::Indexed(start, end) => (start, end.min(last)),
+            RequestedRange::FromStart(start) => (start, last),
+            RequestedRange::FromLast(0) => return Err(Unsatisfiable),
+            RequestedRange::FromLast(bytes) => (size.saturating_sub(bytes), last),
+            RequestedRange::Indexed(start, end) => (start, end.min(last)),
         };
         if start < size { Ok(Some(Self { start, end })) } else { Err(Unsatisfiable) }
     }

@@ -6,7 +6,7 @@
 //! download. Changes are audited.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -39,16 +39,12 @@ use crate::http::edge::extract::{Params, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
-use crate::runtime::FileOwner as Owner;
-use crate::store::{Store, StoreError};
+use crate::runtime::{FileOwner as Owner, record_change};
+use crate::store::Store;
 use crate::tools::stored_files::{ChangeError, ListedFile, MAX_HASHED_FILE};
 
 /// How long a request waits for the record of its change.
 const ANSWERED: Duration = Duration::from_secs(10);
-/// How long the record of a change waits for the store.
-const PATIENCE: Duration = Duration::from_mins(10);
-/// Between two tries.
-const PAUSE: Duration = Duration::from_millis(500);
 
 /// A file of a workspace.
 #[derive(Debug, Serialize, ToSchema)]
@@ -413,7 +409,7 @@ async fn put(
     let files = app.runtime.files_of(&caller.tenant, &owner).await?;
     let pace = Pace::default();
     let received = received(app, caller, pace.of(body.into_data_stream()));
-    let file = pace.keeps(app.settings.body_timeout, received).await?;
+    let file = pace.enforce(app.settings.body_timeout, received).await?;
     let Received { staged, size, etag } = file;
     let change = async move { files.put(path, staged, size, condition).await };
     let (by, whose, tag) = (caller.clone(), owner.clone(), etag.clone());
@@ -455,7 +451,7 @@ async fn recorded<T: Send + 'static>(
     let store = Arc::clone(store);
     let both = async move {
         let changed = change.await?;
-        let recording = tokio::spawn(record(store, act(&changed)));
+        let recording = tokio::spawn(record_change(store, act(&changed)));
         match tokio::time::timeout(ANSWERED, recording).await {
             Ok(Ok(recorded)) => recorded?,
             Ok(Err(panic)) => return Err(Problem::internal(panic.to_string())),
@@ -469,25 +465,6 @@ async fn recorded<T: Send + 'static>(
     };
     let done = tokio::spawn(Turns::new(CpuAccount::tenant(tenant), both)).await;
     done.map_err(|panic| Problem::internal(panic.to_string()))?
-}
-
-/// Records an act; again and again while the store is away.
-async fn record(store: Arc<Store>, act: Act) -> Result<(), StoreError> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match store.record_act(act.clone()).await {
-            Err(error) if error.is_transient() && Instant::now() < until => {
-                error.log_retry("a change of a file is recorded in the audit log later");
-                tokio::time::sleep(PAUSE).await;
-            }
-            Err(error) => {
-                let (details, subject) = (&act.details, &act.subject);
-                tracing::error!(%error, %details, subject, "a change of a file is not in the audit log");
-                return Err(error);
-            }
-            Ok(()) => return Ok(()),
-        }
-    }
 }
 
 fn add(headers: &mut HeaderMap, name: HeaderName, value: Option<String>) {

@@ -30,8 +30,8 @@ const SINGLE: [&str; 5] = ["model", "temperature", "active_skills", "on_session_
 /// The overrides that a tool call accepts.
 const CALL: [&str; 5] =
     ["active_skills", "budget", "on_session_busy", "private", "tool_call_timeout_seconds"];
-/// The override that is made of the fields of [`CallEnvelope`].
-const GIVEN: &str = "call";
+/// The override that is built from the fields of [`CallEnvelope`].
+const CALL_OVERRIDE: &str = "call";
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct Invocation {
@@ -190,7 +190,7 @@ impl Invocation {
         }
         let files = files.into_iter().enumerate().map(|(number, file)| file.read(number));
         let files = files.collect::<Result<_, _>>()?;
-        let call = (kind == RunKind::Call).then(|| given(&mut body)).transpose()?;
+        let call = (kind == RunKind::Call).then(|| take_call(&mut body)).transpose()?;
         let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
         let overrides = Overrides { call, ..overrides };
         Ok(Self {
@@ -207,8 +207,8 @@ impl Invocation {
     }
 }
 
-/// The call that the body asks for.
-fn given(body: &mut Map<String, Value>) -> Result<GivenCall, Problem> {
+/// Takes the requested call out of the body.
+fn take_call(body: &mut Map<String, Value>) -> Result<GivenCall, Problem> {
     let mut envelope = Map::new();
     for name in ["tool", "arguments"] {
         envelope.extend(body.remove_entry(name).filter(|(_, value)| !value.is_null()));
@@ -228,7 +228,7 @@ fn overrides(kind: RunKind, mut body: Map<String, Value>) -> Result<Overrides, P
     };
     let is_taken = |name: &str| match kind {
         RunKind::Single => SINGLE.contains(&name),
-        RunKind::Iterative => name != GIVEN,
+        RunKind::Iterative => name != CALL_OVERRIDE,
         RunKind::Call => CALL.contains(&name),
     };
     if let Some(name) = body.keys().find(|name| !is_taken(name)) {
@@ -304,7 +304,7 @@ impl PartialSchema for InvokeIterativeRequest {
         body_schema(
             "The request body of an invocation of the loop. Overrides can only narrow what the agent's \
              definition allows.",
-            |name, _| ![DRY_RUN, GIVEN].contains(&name),
+            |name, _| ![DRY_RUN, CALL_OVERRIDE].contains(&name),
         )
     }
 }

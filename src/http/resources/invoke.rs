@@ -143,7 +143,8 @@ pub(crate) async fn call_tool(
 ) -> Result<Response, Problem> {
     params.finish()?;
     let body = InvocationBody::read(&app, &caller, request).await?;
-    if body.body.get("dry_run").is_some_and(|dry| *dry != Value::Bool(false)) {
+    let is_given = |dry: &Value| !matches!(dry, Value::Null | Value::Bool(false));
+    if body.body.get("dry_run").is_some_and(is_given) {
         let why = "is not supported for a single tool call; use POST /agents/{name}/policy/judge";
         return Err(Problem::at(Code::InvalidOverride, "/dry_run", why));
     }
@@ -182,10 +183,10 @@ async fn dry_run(app: &App, caller: &Caller, request: StartRequest) -> Result<Re
         let dry_run = DryRun::from(outcome);
         if may_read { dry_run } else { dry_run.without_definition() }
     };
-    redacted::answered_in_turn(bytes, answer).await
+    redacted::respond_in_turn(bytes, answer).await
 }
 
-/// What is asked of the runtime, answered at once.
+/// The request to the runtime, to be answered at once.
 fn request(
     caller: &AdmittedCaller,
     agent: String,
@@ -285,7 +286,7 @@ async fn invoke(
     Ok(response)
 }
 
-/// Starts the run. If `cancels`, it is cancelled where its client leaves, be it in the middle of this.
+/// Starts the run. If `cancels`, the run is cancelled when its client disconnects, even during the start.
 async fn start(
     app: &App,
     caller: &Arc<Caller>,
@@ -297,7 +298,7 @@ async fn start(
     }
     let (runtime, caller) = (app.runtime.clone(), Arc::clone(caller));
     let payer = CpuAccount::tenant(&caller.tenant);
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     let start = async move {
         let started = Box::pin(runtime.start(request)).await.map(|accepted| {
             let begun = match &accepted {
@@ -309,10 +310,10 @@ async fn start(
             let cancel = begun.map(|run| CancelOnDrop::new(runtime.clone(), &caller, run));
             (accepted, cancel)
         });
-        let _ = tell.send(started); // where the client has left, it is dropped and so cancelled
+        let _ = sender.send(started); // if the client has left, this drops and so cancels the run
     };
     tokio::spawn(Turns::new(payer, start));
-    let started = told.await.map_err(|_| Problem::internal("the start of a run panicked"))?;
+    let started = receiver.await.map_err(|_| Problem::internal("the start of a run panicked"))?;
     started.map_err(Problem::from)
 }
 
@@ -339,7 +340,7 @@ async fn outcome(
             match tokio::time::timeout_at(until, started.finished()).await {
                 Ok(Ok(run)) => Ok(Some(run)),
                 Ok(Err(WaitError::Detached(_))) if app.runtime.is_draining() => Ok(None),
-                // It was given back, or its beginning could not be stored.
+                // The run was given back, or its start could not be stored.
                 Ok(Err(WaitError::Detached(_))) => match waited().await {
                     Ok(None) => {
                         let detail =
@@ -368,7 +369,7 @@ fn deleted() -> Problem {
     Problem::new(Code::NotFound, "The run was deleted while its outcome was waited for.")
 }
 
-/// The run where it has ended or the client takes it as it is, else why there is nothing to answer.
+/// The run if it has ended or the client accepts it unfinished, else why there is no answer.
 async fn answer_with(
     app: &App,
     headers: &InvocationHeaders,

@@ -14,14 +14,14 @@ use crate::store::RunRecord;
 const CHUNK: u32 = 200;
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// A journal in memory, and the turn that it takes.
-pub(super) struct Whole {
+/// A journal in memory, and its share of the memory for journals.
+pub(super) struct LoadedJournal {
     pub(super) events: Vec<Event>,
     _turn: Option<journals::Turn>,
 }
 
 /// Reads a journal into memory.
-pub(super) async fn whole(app: &App, run: &RunRecord) -> Result<Whole, Problem> {
+pub(super) async fn load(app: &App, run: &RunRecord) -> Result<LoadedJournal, Problem> {
     let sizes = app.store.journal_sizes(&run.tenant, &[run.id]).await?;
     let turn = journals::turn(sizes.get(&run.id).copied().unwrap_or(0)).await;
     let mut events: Vec<Event> = Vec::new();
@@ -29,7 +29,7 @@ pub(super) async fn whole(app: &App, run: &RunRecord) -> Result<Whole, Problem> 
         let seen = events.last().map_or(0, |event| event.seq);
         let chunk = app.store.events(&run.tenant, run.id, seen, CHUNK).await?;
         if chunk.is_empty() {
-            return Ok(Whole { events, _turn: turn });
+            return Ok(LoadedJournal { events, _turn: turn });
         }
         events.extend(chunk);
     }

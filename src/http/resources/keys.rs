@@ -95,8 +95,8 @@ pub(crate) struct KeyView {
     scopes: Vec<String>,
     /// When the key was created.
     created_at: DateTime<Utc>,
-    /// The id of the key that created it; `local` for the command line, null for the operator's own
-    /// key.
+    /// The id of the key, or the subject of the token, that created it; `local` for the command line,
+    /// null for the operator's own key.
     #[schema(example = "bootstrapadmin")]
     created_by: Option<String>,
     /// When the key was last used, to the minute; null if it never was.
@@ -211,20 +211,20 @@ fn narrow(
     };
     narrow_one(&mut request.expires_at, key.and_then(|key| key.expires_at), None, longer)?;
     let burst_is_inherited = request.rate_limit_burst.is_none();
-    let by_service = |limit: u32| (!maker.has("admin")).then_some(limit);
+    let service_default = |limit: u32| (!maker.has("admin")).then_some(limit);
     let per_minute = key.and_then(|key| key.rate_limit_per_minute);
     let burst = per_minute.map(|_| default.of_key(per_minute, None).burst);
     for (asked, own, default, what) in [
         (
             &mut request.rate_limit_per_minute,
             per_minute,
-            by_service(default.per_minute),
+            service_default(default.per_minute),
             "may do more per minute",
         ),
         (
             &mut request.rate_limit_burst,
             key.and_then(|key| key.rate_limit_burst),
-            burst.or_else(|| by_service(default.burst)),
+            burst.or_else(|| service_default(default.burst)),
             "may do more at once",
         ),
     ] {

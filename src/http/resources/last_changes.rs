@@ -1,8 +1,8 @@
 //! Who last changed a file: which call of which run, from the journals, or which caller, from the
 //! audit log.
 //!
-//! A change counts where it left the file as it is now: the file was not changed after it was
-//! recorded. Who shares a workspace is asked as far as it is likely to know: the newest runs.
+//! A change counts if the file has not been changed since it was recorded. Only the newest runs that
+//! share the workspace are searched, since they are the likely ones.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
@@ -20,15 +20,15 @@ use crate::runtime::FileUsers;
 use crate::store::{AuditFilter, Page, RunFilter};
 use crate::tools::stored_files::ListedFile;
 
-/// Runs that share a workspace, of which it is looked whether they were there at the time.
+/// Runs that share a workspace and may have been in progress at the time.
 const RUNS: u32 = 100;
 /// Journals of them that are read.
 const JOURNALS: usize = 20;
-/// Acts of callers that are looked through.
-const ACTS: u32 = 1000;
+/// Audit records of uploads that are searched.
+const UPLOADS: u32 = 1000;
 
-/// How far apart the clocks of the file system and of the database may be. That of a file system goes
-/// in steps.
+/// How far apart the clocks of the file system and of the database may be. A file system rounds its
+/// times.
 const SKEW: TimeDelta = TimeDelta::seconds(1);
 
 /// Who changed a file.
@@ -66,29 +66,29 @@ impl LastChanges {
             let filter = RunFilter { agent, session_id, ..RunFilter::default() };
             let page = Page { limit: RUNS, after: None };
             for run in app.store.runs(tenant, &filter, &page).await? {
-                let was_there =
+                let was_in_progress =
                     run.created_at <= newest && run.finished_at.is_none_or(|ended| ended >= oldest);
-                if sharing.insert(run.id) && was_there && runs.len() < JOURNALS {
+                if sharing.insert(run.id) && was_in_progress && runs.len() < JOURNALS {
                     runs.push(run.id);
                 }
             }
         }
         for run in runs {
             let read = journal::read(app, tenant, run, |event| {
-                changes.take_in(event);
+                changes.add_event(event);
                 ControlFlow::Continue(())
             });
             match read.await {
-                // What changed behind the event that cannot be read was changed by an unknown call.
+                // Changes after an unreadable event are those of an unknown call.
                 Err(problem) if problem.code() == Code::JournalUnreadable => {}
                 read => read?,
             }
         }
-        changes.take_in_acts(app, tenant, users, &sharing, (oldest, files)).await?;
+        changes.add_uploads(app, tenant, users, &sharing, (oldest, files)).await?;
         Ok(changes)
     }
 
-    fn take_in(&mut self, Event { at, what, run_id, .. }: Event) {
+    fn add_event(&mut self, Event { at, what, run_id, .. }: Event) {
         let RunEvent::ToolCallCompleted(call) = what else { return };
         let changer = Changer { call: Some(call.call_id), run: Some(run_id), subject: None };
         for change in call.changes.unwrap_or_default() {
@@ -101,8 +101,8 @@ impl LastChanges {
         }
     }
 
-    /// Files that callers put there have the content that was noted then.
-    async fn take_in_acts(
+    /// Adds uploads by callers, if the file still has the content that was recorded then.
+    async fn add_uploads(
         &mut self,
         app: &App,
         tenant: &str,
@@ -117,7 +117,7 @@ impl LastChanges {
         };
         let contents: HashMap<&str, Option<&str>> =
             files.iter().map(|file| (file.path.as_str(), file.etag.as_deref())).collect();
-        for row in app.store.audit(tenant, &filter, &Page { limit: ACTS, after: None }).await? {
+        for row in app.store.audit(tenant, &filter, &Page { limit: UPLOADS, after: None }).await? {
             let Ok(details) = serde_json::from_str::<Value>(&row.arguments) else { continue };
             let named = |name: &str| details[name].as_str();
             let is_here = row.run_id.is_some_and(|run| sharing.contains(&run))
@@ -140,7 +140,7 @@ impl LastChanges {
         }
     }
 
-    /// Who left a file as it is now; none where it was changed since.
+    /// Who changed a file last; empty if it has been changed since.
     pub(super) fn take(&mut self, file: &ListedFile) -> Changer {
         let known = self.0.remove(&file.path).filter(|(at, _)| file.modified <= *at);
         known.map(|(_, changer)| changer).unwrap_or_default()

@@ -4,7 +4,7 @@
 
 use std::ops::Deref;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, Datelike as _, Utc};
 use serde::Serialize;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -51,7 +51,7 @@ impl<T> Listing<T> {
         Self { data, next_cursor: None }
     }
 
-    /// A page up to a position behind which the list goes on.
+    /// A page that ends at a position; `None` if the list ends with it.
     pub(crate) fn until(data: Vec<T>, list: ListId, position: Option<Position>) -> Self {
         Self { data, next_cursor: position.map(|position| position.in_list(list)) }
     }
@@ -77,7 +77,7 @@ impl<T> Listing<T> {
         Self::of(rows, page, |_| next_offset(page), |row| row)
     }
 
-    /// The same page, of what is shown of its items.
+    /// The same page with its items converted.
     pub(crate) fn map<V>(self, view: impl FnMut(T) -> V) -> Listing<V> {
         Listing { data: self.data.into_iter().map(view).collect(), next_cursor: self.next_cursor }
     }
@@ -159,11 +159,11 @@ impl<C: Clone> ListPage<C> {
         Self { page: Page { limit, after: self.page.after.clone() }, list: self.list }
     }
 
-    /// What is read of the page where so much of it fits, and whether more follows.
+    /// The part of the page that fits, and whether more follows.
     pub(super) fn fitted(&self, piece: Piece) -> (Page<C>, bool) {
-        let goes_on = piece.goes_on || piece.rows == self.page.limit;
+        let has_more = piece.has_more || piece.rows == self.page.limit;
         let limit = piece.rows.min(self.page.limit - 1);
-        (Page { limit, after: self.page.after.clone() }, goes_on)
+        (Page { limit, after: self.page.after.clone() }, has_more)
     }
 }
 
@@ -233,7 +233,8 @@ pub(crate) fn run_position(position: &str) -> Option<RunCursor> {
 fn in_time(position: &str) -> Option<RunCursor> {
     let (micros, id) = position.strip_prefix('t')?.split_once('.')?;
     let at = DateTime::from_timestamp_micros(micros.parse().ok()?)?;
-    Some(RunCursor { at, id: id.to_owned() })
+    let has_time = (0..=9999).contains(&at.year()); // a database has an earliest one
+    has_time.then(|| RunCursor { at, id: id.to_owned() })
 }
 
 fn limit(params: &mut Params, size: PageSize) -> Result<u32, Problem> {

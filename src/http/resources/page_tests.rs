@@ -75,6 +75,9 @@ fn a_cursor_of_another_kind_of_list_is_rejected() {
         by_time(&mut params(&format!("cursor={}", cursor(&number_position(3)))), "t", LISTS)
             .is_err()
     );
+    let early = DateTime::from_timestamp_micros(-200_000_000_000_000_000).unwrap();
+    let early = cursor(&time_position(early, &Uuid::nil().to_string()));
+    assert!(by_time(&mut params(&format!("cursor={early}")), "t", LISTS).is_err());
     let key = cursor(&time_position(at, "abc"));
     assert!(by_time(&mut params(&format!("cursor={key}")), "t", LISTS).is_err());
     assert!(

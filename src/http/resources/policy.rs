@@ -207,7 +207,7 @@ pub(crate) async fn replay_policy(
     if !caller.has("runs:read") {
         return Err(forbidden("runs:read"));
     }
-    let list = asked_for(&name, &body).of(&caller.tenant);
+    let list = filters_of(&name, &body).of(&caller.tenant);
     let request: PolicyReplayRequest =
         fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
     let _turn = match request.definition {
@@ -223,8 +223,8 @@ pub(crate) async fn replay_policy(
     })
 }
 
-/// The runs that a request looks through, and by what.
-fn asked_for(agent: &str, body: &Map<String, Value>) -> Filters {
+/// The identity of the list of runs that a request looks through, for its cursors.
+fn filters_of(agent: &str, body: &Map<String, Value>) -> Filters {
     let fields: Vec<_> = body.iter().map(|(name, value)| (name, value.to_string())).collect();
     let fields = fields.iter().map(|(name, value)| (name.as_str(), value.as_str()));
     Filters::new(&format!("policy/replay/{agent}"), fields)

@@ -19,8 +19,8 @@ use crate::fairness;
 use crate::http::edge::problem::Problem;
 use crate::store::StoreError;
 
-/// Bytes that are searched on the thread that serves the request.
-const SEARCHED_HERE: usize = 32 * 1024;
+/// Bytes that are processed on the thread that serves the request; more are left to a blocking thread.
+const MAX_INLINE: usize = 32 * 1024;
 
 /// A text without secrets.
 pub(crate) fn text(text: String) -> String {
@@ -50,14 +50,14 @@ pub(crate) fn described(mut description: Value) -> Value {
 
 /// An event as JSON text.
 pub(crate) fn event(event: &Event) -> Result<String, serde_json::Error> {
-    written(event.served_text()?, is_for_client(event))
+    event_without_secrets(event.served_text()?, is_for_client(event))
 }
 
-/// The same, away from the thread that serves the request where the event is large.
+/// The same; a large event is processed on a blocking thread.
 pub(crate) async fn event_text(event: &Event) -> Result<String, StoreError> {
     let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
     let (text, for_client) = (event.served_text().map_err(unwritable)?, is_for_client(event));
-    let made = prepared(text.len(), move || written(text, for_client)).await;
+    let made = run_by_size(text.len(), move || event_without_secrets(text, for_client)).await;
     made.map_err(|_| StoreError::Failed("an event could not be redacted".into()))?
         .map_err(unwritable)
 }
@@ -68,7 +68,7 @@ fn is_for_client(event: &Event) -> bool {
 }
 
 /// The text of an event without secrets.
-fn written(text: String, for_client: bool) -> Result<String, serde_json::Error> {
+fn event_without_secrets(text: String, for_client: bool) -> Result<String, serde_json::Error> {
     if !secrets::may_hold_secret(&text) {
         return Ok(text);
     }
@@ -84,45 +84,45 @@ fn written(text: String, for_client: bool) -> Result<String, serde_json::Error> 
     Ok(whole.to_string())
 }
 
-/// The answer that is made of so many bytes.
+/// The JSON response that `work` makes from about so many bytes.
 ///
 /// # Errors
 /// It could not be made.
-pub(crate) async fn answered<T: Serialize>(
+pub(crate) async fn respond<T: Serialize>(
     bytes: u64,
     work: impl FnOnce() -> Result<T, Problem> + Send + 'static,
 ) -> Result<Response, Problem> {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-    prepared(bytes, move || work().map(|answer| Json(answer).into_response())).await?
+    run_by_size(bytes, move || work().map(|answer| Json(answer).into_response())).await?
 }
 
-/// The same for what is in memory as values meanwhile: large answers wait for each other.
+/// As [`respond`], for an answer that is in memory as values: large ones wait for each other.
 ///
 /// # Errors
 /// It could not be made.
-pub(crate) async fn answered_in_turn<T: Serialize>(
+pub(crate) async fn respond_in_turn<T: Serialize>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Response, Problem> {
     static PLACES: LazyLock<Places> = LazyLock::new(Places::of_part);
     let values = bytes.saturating_mul(json::IN_MEMORY) as u64;
-    let place = if bytes > SEARCHED_HERE { PLACES.take(values).await } else { None };
+    let place = if bytes > MAX_INLINE { PLACES.take(values).await } else { None };
     let work = move || {
         let _place = place;
         Ok(work())
     };
-    answered(bytes as u64, work).await
+    respond(bytes as u64, work).await
 }
 
-/// Does what takes long for so many bytes on a thread that may be blocked.
+/// Runs work over so many bytes: here if they are few, else on a blocking thread.
 ///
 /// # Errors
 /// The work panicked.
-pub(crate) async fn prepared<T: Send + 'static>(
+pub(crate) async fn run_by_size<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Problem> {
-    if bytes <= SEARCHED_HERE {
+    if bytes <= MAX_INLINE {
         return Ok(work());
     }
     fairness::blocking(work).await.map_err(|error| Problem::internal(error.to_string()))

@@ -180,7 +180,7 @@ pub(crate) struct ToolCallView {
     /// The iteration within the attempt, starting at 1.
     #[schema(example = 1)]
     iteration: u32,
-    /// Position among the calls of the response, starting at 0.
+    /// Position among the calls of the response, starting at 1.
     ordinal: u32,
     /// The tool's name, also if no such tool exists.
     #[schema(example = "file_ops")]
@@ -415,10 +415,10 @@ pub(crate) async fn list_iterations(
     let has_more = rows.len() > size;
     let mut all: Vec<Iteration> = rows.into_iter().take(size).map(iteration).collect();
     let fits = fitting(all.iter().map(Iteration::size), MAX_PAGE);
-    let goes_on = has_more || fits < all.len();
+    let has_more = has_more || fits < all.len();
     all.truncate(fits);
     let next = page.after.unwrap_or(0) + i64::try_from(fits).unwrap_or(i64::MAX / 4);
-    Ok(Json(Listing::until(all, page.list, goes_on.then(|| number_position(next)))))
+    Ok(Json(Listing::until(all, page.list, has_more.then(|| number_position(next)))))
 }
 
 /// List a run's tool calls
@@ -441,15 +441,15 @@ pub(crate) async fn list_tool_calls(
     let bytes = MAX_PAGE as u64;
     let piece = app.store.tool_call_piece(&caller.tenant, id, &page, bytes).await?;
     let turn = journals::turn(piece.bytes).await;
-    let (shown, goes_on) = page.fitted(piece);
+    let (shown, has_more) = page.fitted(piece);
     let rows = app.store.tool_calls(&caller.tenant, id, &shown).await?;
     let listing = move || {
         let _turn = turn;
         let next = shown.after.unwrap_or(0) + i64::from(shown.limit);
-        let next = goes_on.then(|| number_position(next));
+        let next = has_more.then(|| number_position(next));
         Ok(Listing::until(rows.into_iter().map(ToolCallView::from).collect(), page.list, next))
     };
-    redacted::answered(piece.bytes, listing).await
+    redacted::respond(piece.bytes, listing).await
 }
 
 /// List a run's messages
@@ -471,13 +471,13 @@ pub(crate) async fn list_messages(
     let page = by_number(&mut params, &caller.tenant, PARTS)?;
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
-    let journal = journal::whole(&app, &run).await?;
+    let journal = journal::load(&app, &run).await?;
     let listing = move || {
-        let told = transcript(&journal.events)?;
-        let all = all_messages(&told);
+        let run_transcript = transcript(&journal.events)?;
+        let all = all_messages(&run_transcript);
         Ok(Listing::of_large(all, &page, MAX_PAGE, Message::size))
     };
-    redacted::answered(u64::MAX, listing).await
+    redacted::respond(u64::MAX, listing).await
 }
 
 #[cfg(test)]

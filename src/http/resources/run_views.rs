@@ -25,7 +25,7 @@ use crate::http::state::Shared;
 use crate::run::{
     Budget, Label, Limits, Overrides, RunError, RunKind, RunStatus, TerminationReason,
 };
-use crate::runtime::{Asked, Outstanding, journals};
+use crate::runtime::{KnownRequests, Outstanding, journals};
 use crate::store::{ApprovalFilter, ApprovalStatus, Page, RunRecord, Store, StoreError};
 
 /// The outcome of a run, as an invocation answers it.
@@ -337,7 +337,7 @@ pub(crate) struct RunViews<'a> {
     /// The budgets of definitions that are no longer loaded, by their hash.
     replaced: HashMap<String, Option<(Limits, Budget)>>,
     /// What the runs of a list wait for.
-    asked: Option<Asked>,
+    asked: Option<KnownRequests>,
 }
 
 impl<'a> RunViews<'a> {

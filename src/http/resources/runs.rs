@@ -107,11 +107,11 @@ pub(crate) async fn list_runs(
     Ok(Json(RunPage { data, next_cursor: found.next_cursor, searched: Some(found.searched) }))
 }
 
-/// Runs that one request for a list looks at.
-const LOOKED_AT: usize = 2_000;
+/// Runs that one request for a list looks at, at most.
+const MAX_LOOKED_AT: usize = 2_000;
 
-/// A page of runs. What a run that waits for child runs shows as its status is theirs, and by that it
-/// is listed; its row does not know.
+/// A page of runs. A run that waits for child runs shows their status and is listed by it, although its
+/// row has another one.
 async fn listed(
     app: &Shared,
     tenant: &str,
@@ -152,7 +152,7 @@ async fn listed(
         if is_last {
             return Ok((data, None));
         }
-        if looked_at > LOOKED_AT {
+        if looked_at > MAX_LOOKED_AT {
             return Ok((data, page.after.as_ref().map(cursor)));
         }
     }
@@ -205,7 +205,7 @@ pub(crate) async fn get_run(
     get, path = "/runs/{id}/wait", tag = "runs", security(("bearer" = ["runs:read"])),
     params(
         ("id" = Uuid, Path, description = "The run's id."),
-        ("timeout" = Option<u32>, Query, description = "Maximum time to wait, in seconds.", minimum = 0, maximum = 3600, example = 30),
+        ("timeout" = Option<u32>, Query, description = "Maximum time to wait, in seconds; default 30.", minimum = 0, maximum = 3600, example = 30),
     ),
     responses((status = 200, description = "The run.", body = RunDetail)),
 )]

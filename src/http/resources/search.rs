@@ -24,28 +24,28 @@ use crate::fairness;
 use crate::http::edge::extract::invalid_parameter;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
-use crate::store::{Page, RunCursor, RunFilter, RunRecord};
+use crate::store::{Page, RunCursor, RunFilter, RunRecord, StoreError};
 
 /// Runs that one request looks at.
 pub(crate) const RUNS: u32 = 10_000;
-/// Runs of which the database is asked at once.
+/// Runs that one query searches.
 const CHUNK: u32 = 250;
-/// After this time a request looks no further.
+/// After this time a request stops searching.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 /// Words that the database looks for, the longest; the others are looked for in what it found.
-const NARROWING: usize = 4;
+const WORDS_IN_DATABASE: usize = 4;
 /// Words that are looked for.
 const MAX_WORDS: usize = 64;
 
 /// Searches at the same time; with SQLite, one of its four connections that read is left for others.
 const PLACES: usize = 3;
 /// Those of one tenant.
-const OF_A_TENANT: usize = 2;
+const PLACES_OF_TENANT: usize = 2;
 /// How long a search waits for its turn.
-const TURN: Duration = Duration::from_secs(5);
+const MAX_TURN_WAIT: Duration = Duration::from_secs(5);
 
 static SEARCHING: Semaphore = Semaphore::const_new(PLACES);
-/// By tenant, while one searches or waits.
+/// The places of each tenant that searches or waits.
 static TENANTS: LazyLock<Mutex<HashMap<String, Weak<Semaphore>>>> = LazyLock::new(Mutex::default);
 
 /// A search's turn.
@@ -60,7 +60,7 @@ async fn turn(tenant: &str) -> Result<Turn, Problem> {
         let mut tenants = TENANTS.lock();
         let own = tenants.get(tenant).and_then(Weak::upgrade).unwrap_or_else(|| {
             tenants.retain(|_, searching| searching.strong_count() > 0);
-            Arc::new(Semaphore::new(OF_A_TENANT))
+            Arc::new(Semaphore::new(PLACES_OF_TENANT))
         });
         tenants.insert(tenant.to_owned(), Arc::downgrade(&own));
         own
@@ -69,7 +69,7 @@ async fn turn(tenant: &str) -> Result<Turn, Problem> {
         let of_tenant = own.acquire_owned().await.ok()?;
         Some(Turn { _place: SEARCHING.acquire().await.ok()?, _of_tenant: of_tenant })
     };
-    let turn = tokio::time::timeout(TURN, both).await.ok().flatten();
+    let turn = tokio::time::timeout(MAX_TURN_WAIT, both).await.ok().flatten();
     turn.ok_or_else(|| Problem::new(Code::Overloaded, "Too many searches of runs are in progress."))
 }
 
@@ -100,7 +100,7 @@ pub(crate) async fn search(
     let words: Arc<[String]> = words.into();
     let mut longest: Vec<&str> = words.iter().map(String::as_str).collect();
     longest.sort_by_key(|word| std::cmp::Reverse(word.len()));
-    longest.truncate(NARROWING);
+    longest.truncate(WORDS_IN_DATABASE);
     let size = page.limit as usize - 1;
     let ListPage { page, list } = page;
     let (mut found, mut after) = (Found::default(), page.after);
@@ -108,10 +108,10 @@ pub(crate) async fn search(
     let until = Instant::now() + MAX_WAIT;
     while found.searched < RUNS {
         let chunk = Page { limit: CHUNK, after: after.take() };
-        let looked_at = app.store.search_runs(tenant, filter, &longest, &chunk).await?;
-        for run in &looked_at {
+        let candidates = app.store.search_runs(tenant, filter, &longest, &chunk).await?;
+        for run in &candidates {
             found.searched += 1;
-            let record = if run.may_match { app.store.run(tenant, run.id).await? } else { None };
+            let record = if run.may_match { readable(app, tenant, run.id).await? } else { None };
             if let Some(record) = record {
                 found.runs.extend(matching(&words, record).await?);
             }
@@ -120,7 +120,7 @@ pub(crate) async fn search(
                 return Ok(found);
             }
         }
-        let Some(last) = looked_at.last().filter(|_| looked_at.len() >= CHUNK as usize) else {
+        let Some(last) = candidates.last().filter(|_| candidates.len() >= CHUNK as usize) else {
             return Ok(found);
         };
         found.next_cursor = Some(cursor(last.created_at, last.id));
@@ -131,6 +131,14 @@ pub(crate) async fn search(
         after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
     }
     Ok(found)
+}
+
+/// The run; `None` if it was deleted, or if its last event cannot be read.
+async fn readable(app: &App, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {
+    match app.store.run(tenant, run).await {
+        Err(StoreError::UnreadableEvent { .. }) => Ok(None),
+        read => read,
+    }
 }
 
 /// The run, without inputs and output, if it has all words.
@@ -177,7 +185,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn no_tenant_has_all_turns_and_who_waits_for_long_is_refused() {
+    async fn no_tenant_takes_all_places_and_a_search_that_waits_too_long_is_refused() {
         let (first, second) = (turn("a").await.unwrap(), turn("a").await.unwrap());
         let refused = turn("a").await.err().unwrap();
         assert_eq!(refused.code(), Code::Overloaded);

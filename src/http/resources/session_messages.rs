@@ -107,9 +107,10 @@ async fn messages_from(
         let events = app.store.journals(tenant, &ids).await?;
         let by_run = journals::by_run(&events);
         for run in &runs {
-            // The run of the cursor may be gone; then its messages are, and not those of the next.
+            // Where the run of the cursor was deleted, the next run begins with its first message.
             let skipped = place.filter(|place| place.run == run.id).map_or(0, |place| place.index);
-            let messages = told(run.id, by_run.get(&run.id).copied().unwrap_or_default())?;
+            let messages =
+                messages_of_run(run.id, by_run.get(&run.id).copied().unwrap_or_default())?;
             for (index, message) in messages.into_iter().enumerate().skip(skipped) {
                 bytes += message.message.size();
                 if data.len() == size || (bytes > MAX_PAGE && !data.is_empty()) {
@@ -128,10 +129,10 @@ async fn messages_from(
 }
 
 /// The messages of one run, each with its event.
-fn told(run_id: Uuid, journal: &[Event]) -> Result<Vec<SessionMessage>, Problem> {
+fn messages_of_run(run_id: Uuid, journal: &[Event]) -> Result<Vec<SessionMessage>, Problem> {
     let own = own_turns(journal)?;
     let sources = turn_sources(journal)?;
-    // Summaries stand for turns of which nothing is known any more: they count from the end.
+    // A summary replaces the oldest turns, so the turns are matched with the newest sources.
     let first = sources.len().saturating_sub(own.turns.len());
     let mut all = Vec::new();
     for (turn, source) in own.turns.iter().zip(sources.into_iter().skip(first)) {

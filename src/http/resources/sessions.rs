@@ -176,14 +176,14 @@ pub(crate) async fn get_session(
     runs.retain(|run| run.parent_run_id.is_none());
     // Those that have not had their turn come last.
     runs.sort_by_key(|run| (run.session_turn.unwrap_or(i64::MAX), run.created_at, run.id));
-    let (told, bytes) = newest_within(&app, &caller.tenant, &runs).await?;
+    let (shown, bytes) = newest_within(&app, &caller.tenant, &runs).await?;
     let _turn = journals::turn(bytes).await;
     Ok(Json(SessionView {
         session_id: id,
         agent: session.agent,
         run_count: session.run_count,
-        messages: messages_of_runs(&app, &caller.tenant, told).await?,
-        runs_without_messages: runs.len() - told.len(),
+        messages: messages_of_runs(&app, &caller.tenant, shown).await?,
+        runs_without_messages: runs.len() - shown.len(),
         runs: runs.into_iter().map(SessionRun::from).collect(),
         created_at: session.created_at,
         last_run_at: session.last_run_at,
@@ -205,9 +205,9 @@ async fn newest_within<'r>(
         less.is_some()
     };
     let count = ids.iter().rev().take_while(fits).count();
-    let told = &runs[runs.len() - count..];
-    let bytes = told.iter().filter_map(|run| sizes.get(&run.id)).sum();
-    Ok((told, bytes))
+    let shown = &runs[runs.len() - count..];
+    let bytes = shown.iter().filter_map(|run| sizes.get(&run.id)).sum();
+    Ok((shown, bytes))
 }
 
 /// The conversation of these runs up to now.

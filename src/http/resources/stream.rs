@@ -3,7 +3,8 @@
 //! `id` is the event's sequence number, `event` its type, `data` the whole event on one line
 //! (Unicode line separators are escaped, too); the last event's `data.run` is the JSON answer of the
 //! invocation. Parts of a model's response
-//! (`model.delta`) and what calls say of their progress (`tool_call.progress`) have no `id`. A frame is serialized once for all readers. A stream that ends early
+//! (`model.delta`) and progress of calls (`tool_call.progress`) have no `id`. A frame is serialized once
+//! for all readers. A stream that ends early
 //! says where to resume. [`crate::runtime::Follower`] guarantees order and completeness.
 
 use std::convert::Infallible;
@@ -43,7 +44,7 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Frames that wait for a client to read them.
-const AHEAD: usize = 1;
+const BUFFERED_FRAMES: usize = 1;
 
 /// Streams the events with a sequence number above `after`, until the run ends.
 ///
@@ -70,7 +71,7 @@ pub(crate) fn response(
         cancel,
         _open: OpenStream::new(),
     };
-    let (frames, mut read) = mpsc::channel(AHEAD);
+    let (frames, mut read) = mpsc::channel(BUFFERED_FRAMES);
     let payer = CpuAccount::tenant(&reader.tenant);
     tokio::spawn(Turns::new(payer, reader.read(frames)));
     let frames = stream::poll_fn(move |context| read.poll_recv(context));
@@ -135,11 +136,11 @@ impl Reader {
         }
     }
 
-    /// The next frame. The follower is asked once and never interrupted: a read of the journal that
+    /// The next frame. The follower is never interrupted: a read of the journal that
     /// is given up costs a connection.
     async fn next(&mut self, frames: &mpsc::Sender<Bytes>) -> Bytes {
         let news = {
-            let mut news = std::pin::pin!(followed(&mut self.follower));
+            let mut news = std::pin::pin!(next_published(&mut self.follower));
             loop {
                 tokio::select! {
                     biased;
@@ -196,19 +197,19 @@ impl Reader {
     }
 }
 
-/// What a follower says next.
-async fn followed(follower: &mut Follower) -> Result<Option<Arc<Published>>, StoreError> {
+/// The next item of a follower; `None` at the end of the run.
+async fn next_published(follower: &mut Follower) -> Result<Option<Arc<Published>>, StoreError> {
     let until = Instant::now() + MAX_WAIT;
     loop {
         match follower.next().await {
-            Err(error) if is_worth_a_wait(&error, until).await => {}
+            Err(error) if wait_to_retry(&error, until).await => {}
             answer => return answer,
         }
     }
 }
 
-/// Waits a little where the store may answer before this instant; else it does not.
-async fn is_worth_a_wait(error: &StoreError, until: Instant) -> bool {
+/// Waits before a retry and returns true; false if a retry is useless or too late.
+async fn wait_to_retry(error: &StoreError, until: Instant) -> bool {
     let may_answer = error.is_transient() && Instant::now() < until;
     if may_answer {
         tokio::time::sleep(PAUSE).await;
@@ -231,7 +232,7 @@ async fn frame(
     let until = Instant::now() + MAX_WAIT;
     loop {
         match published.frame.get_or_try_init(make).await {
-            Err(error) if is_worth_a_wait(&error, until).await => {}
+            Err(error) if wait_to_retry(&error, until).await => {}
             answer => return answer.cloned(),
         }
     }

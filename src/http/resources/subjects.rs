@@ -14,8 +14,8 @@ use crate::http::edge::extract::{Params, invalid_parameter};
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 
-/// Ids of one request.
-const MOST: usize = 100;
+/// Ids of one request, at most.
+const MAX_IDS: usize = 100;
 
 /// The name of who acted.
 #[derive(Debug, Serialize, ToSchema)]
@@ -23,15 +23,15 @@ pub(crate) struct Subject {
     /// The id of the API key.
     #[schema(example = "5f2a9c01d3e47b68")]
     id: String,
-    /// The name of the key.
+    /// The name of the key; with its id behind it where several keys of the tenant have the name.
     #[schema(example = "ci")]
     name: String,
 }
 
 /// Name those who acted
 ///
-/// The names of the tenant's API keys with the given ids, including revoked keys. Ids of other
-/// subjects, such as JWT subjects, are omitted.
+/// The names of the tenant's API keys with the given ids, including revoked keys. A name that several
+/// of its keys have is followed by the id. Ids of other subjects, such as JWT subjects, are omitted.
 #[utoipa::path(
     get, path = "/subjects", tag = "keys", security(("bearer" = ["runs:read"])),
     params(("ids" = Option<String>, Query, description = "Ids, separated by commas; at most 100.")),
@@ -46,8 +46,8 @@ pub(crate) async fn list_subjects(
     params.finish()?;
     let mut ids: Vec<String> =
         ids.split(',').map(str::trim).filter(|id| !id.is_empty()).map(str::to_owned).collect();
-    if ids.len() > MOST {
-        return Err(invalid_parameter("ids", &format!("must be at most {MOST} ids")));
+    if ids.len() > MAX_IDS {
+        return Err(invalid_parameter("ids", &format!("must be at most {MAX_IDS} ids")));
     }
     ids.sort();
     ids.dedup();
@@ -55,6 +55,10 @@ pub(crate) async fn list_subjects(
         return Ok(Json(Listing::whole(Vec::new())));
     }
     let named = app.store.key_names(&caller.tenant, &ids).await?;
-    let data = named.into_iter().map(|(id, name)| Subject { id, name: redacted::text(name) });
+    let data = named.into_iter().map(|(id, name, is_shared)| {
+        let name = redacted::text(name);
+        let name = if is_shared { format!("{name} ({id})") } else { name };
+        Subject { id, name }
+    });
     Ok(Json(Listing::whole(data.collect())))
 }

@@ -39,7 +39,7 @@ pub(crate) struct TokenRequest {
     #[serde(default)]
     #[schema(required, min_items = 1, max_items = 4)]
     actions: Vec<Action>,
-    /// How long the token is valid.
+    /// How long the token is valid; 300 seconds by default.
     #[schema(minimum = 1, maximum = 3600, required = false)]
     ttl_seconds: Option<i64>,
 }

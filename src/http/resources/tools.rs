@@ -18,7 +18,7 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::run::{Caller, Effect};
 use crate::tools::ToolNow;
-use crate::tools::sandbox::plan::Holds;
+use crate::tools::sandbox::plan::Confinement;
 
 /// A tool that agents can use.
 #[derive(Debug, Serialize, ToSchema)]
@@ -59,7 +59,7 @@ pub(crate) struct Tool {
 }
 
 impl Tool {
-    fn of(now: &ToolNow, sandbox: Option<&Holds>, caller: &Caller) -> Self {
+    fn of(now: &ToolNow, sandbox: Option<&Confinement>, caller: &Caller) -> Self {
         let ToolNow { info, runs_programs, may_lead_out, unavailable } = now;
         let sandbox = sandbox.filter(|_| *runs_programs);
         Self {
@@ -69,8 +69,8 @@ impl Tool {
             effect: info.effect,
             destructive: info.destructive,
             source: info.source.clone(),
-            sandbox: sandbox.map(|holds| holds.level().into()),
-            network: sandbox.map(|holds| holds.network && *may_lead_out),
+            sandbox: sandbox.map(|confinement| confinement.level().into()),
+            network: sandbox.map(|confinement| confinement.network && *may_lead_out),
             unavailable: unavailable.clone().map(redacted::text),
             allowed: caller.may_execute(&info.name),
         }
@@ -92,15 +92,15 @@ pub(crate) async fn list_tools(
     params.finish()?;
     let all = Arc::clone(&app.tools);
     let pick = move || Listing::of_large(all(), &page, MAX_PAGE, size);
-    let tools = redacted::prepared(MAX_PAGE, pick).await?;
+    let tools = redacted::run_by_size(MAX_PAGE, pick).await?;
     let bytes = tools.data.iter().map(size).sum();
     let listing = move || tools.map(|tool| Tool::of(&tool, app.sandbox.as_ref(), &caller));
-    redacted::answered_in_turn(bytes, listing).await
+    redacted::respond_in_turn(bytes, listing).await
 }
 
 /// About how many bytes a tool has in a page.
 fn size(tool: &ToolNow) -> usize {
-    tool.info.description.len() + tool.info.input_schema.json_len()
+    tool.info.bytes()
 }
 
 /// Get a tool

@@ -102,8 +102,8 @@ impl Pace {
         })
     }
 
-    /// Gives up what receives the body when too little came in that time.
-    pub(super) async fn keeps<T>(
+    /// Aborts the reception when the body comes too slowly.
+    pub(super) async fn enforce<T>(
         &self,
         patience: Duration,
         receives: impl Future<Output = Result<T, Problem>>,
@@ -172,7 +172,7 @@ impl InvocationBody {
         }
         let pace = Pace::default();
         let parts = parts(app, caller, pace.of(request.into_body().into_data_stream()), boundary);
-        let (body, uploads) = pace.keeps(app.settings.body_timeout, parts).await?;
+        let (body, uploads) = pace.enforce(app.settings.body_timeout, parts).await?;
         let listed = uploads.iter().map(|file| json!([file.path, file.etag])).collect();
         Ok(Self { body, uploads, listed })
     }
@@ -263,8 +263,8 @@ fn malformed(error: &multer::Error) -> Problem {
     Problem::new(Code::MalformedJson, format!("The body is not multipart/form-data: {error}."))
 }
 
-/// A body that is handed to the parser chunk by chunk. The parser takes all that there is before it
-/// looks at it, and looks for the end of headers as long as there is more.
+/// A body that is given to the parser chunk by chunk. The parser takes all available bytes before it
+/// parses them, and searches for the end of headers while there are more.
 struct Paced<S> {
     stream: S,
     /// Bytes since the parser last found something.

@@ -1,13 +1,13 @@
 //! A schema in the form that every provider takes.
 //!
 //! The APIs demand a root with `type: object` and `properties`, and refuse combinators and references
-//! there. The properties that those name are written into the root, and what the root can no longer
-//! say is said in words. Lists say what their items are, if only that they may be anything, as OpenAI
-//! demands at any depth. What is called is checked against the schema as it was written.
+//! there. The properties that those name are merged into the root, and constraints that the root
+//! cannot express are described in words. Every list gets `items`, if only an empty schema, because
+//! OpenAI demands it at any depth. Calls are checked against the original schema.
 
 use serde_json::{Map, Value, json};
 
-/// What a root that is sent does not have.
+/// Keywords that a root may not have when it is sent.
 const NOT_SENT: [&str; 6] = ["$ref", "allOf", "anyOf", "oneOf", "not", "enum"];
 /// Keywords of a branch that the root takes over, or that demand nothing.
 const MERGED: [&str; 6] = ["$ref", "type", "properties", "required", "title", "description"];
@@ -17,7 +17,7 @@ const MAX_BRANCHES: usize = 64;
 const MAX_DEPTH: usize = 4;
 /// Bytes of a condition that has no words of its own.
 const MAX_CONDITION: usize = 200;
-/// Bytes of all that is said.
+/// Bytes of the whole description in words.
 const MAX_WORDS: usize = 400;
 
 /// Schemas within one another that are looked through.
@@ -44,7 +44,8 @@ const SCHEMAS: [&str; 15] = [
 const NAMED_SCHEMAS: [&str; 5] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 
-/// What is sent, and what it leaves out in words; `None` where the schema is sent as it is.
+/// The schema to send, and a description in words of what it leaves out; `None` if the schema is sent
+/// unchanged.
 pub(super) fn sendable(schema: &Value) -> Option<(Value, String)> {
     let plain = with_plain_root(schema);
     let has_plain_root = plain.is_none();
@@ -53,7 +54,7 @@ pub(super) fn sendable(schema: &Value) -> Option<(Value, String)> {
     (is_changed || !has_plain_root).then_some((sent, words))
 }
 
-/// Whether a schema allows lists without a word on their items.
+/// Whether a schema allows lists without describing their items.
 fn is_bare_list(schema: &Map<String, Value>) -> bool {
     let is_list = match schema.get("type") {
         Some(Value::String(kind)) => kind == "array",
@@ -63,7 +64,7 @@ fn is_bare_list(schema: &Map<String, Value>) -> bool {
     is_list && !schema.contains_key("items")
 }
 
-/// Lists whose items may be anything say so, which means the same; whether there is such a list.
+/// Adds an empty `items` to lists without one, which means the same. Returns whether it added any.
 fn add_items(schema: &mut Value, levels: usize) -> bool {
     let (Value::Object(keywords), Some(below)) = (schema, levels.checked_sub(1)) else {
         return false;
@@ -187,7 +188,7 @@ fn resolved<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a Value> {
     }
 }
 
-/// What the root demands and can no longer say.
+/// The constraints of the root that it cannot express when it is sent, in words.
 fn words(schema: &Value) -> String {
     let conditions = |keyword: &str| -> Vec<String> {
         let branches = schema.get(keyword).and_then(Value::as_array).into_iter().flatten();
@@ -214,7 +215,7 @@ fn words(schema: &Value) -> String {
     cut(said.join(" "), MAX_WORDS)
 }
 
-/// Whether the root says all that a branch demands.
+/// Whether the merged root expresses everything that a branch demands.
 fn is_merged(root: &Value, branch: &Value) -> bool {
     resolved(root, branch)
         .and_then(Value::as_object)

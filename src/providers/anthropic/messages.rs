@@ -2,9 +2,9 @@
 //!
 //! Roles alternate: consecutive turns of one role become one message. The results of a turn open
 //! the next user message. Opaque blocks of this provider are sent back byte for byte in their
-//! places; those of other providers, and thinking to a model that cannot think, are not sent. Blank
-//! texts, which the API rejects, are left out or replaced by a placeholder; ids that it rejects, or
-//! that are repeated, are replaced by ours.
+//! places. Those of other providers are not sent, and neither is thinking to a model that cannot think.
+//! Blank texts, which the API rejects, are left out or replaced by a placeholder. Ids that it rejects,
+//! and repeated ids, are replaced by generated ones.
 
 use std::borrow::Cow;
 
@@ -206,8 +206,8 @@ fn results<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>]) -> Vec<Block<'a>> 
     let results = turn.results().iter().zip(ids).map(|(result, id)| Block::ToolResult {
         tool_use_id: id.clone(),
         content: match result.as_model_reads_it() {
-            told if result.is_error && told.trim().is_empty() => Cow::Borrowed(NOTHING),
-            told => told,
+            content if result.is_error && content.trim().is_empty() => Cow::Borrowed(NOTHING),
+            content => content,
         },
         is_error: result.is_error,
         cache_control: None,

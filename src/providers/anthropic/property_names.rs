@@ -1,8 +1,8 @@
 //! Names of properties that Anthropic refuses in the schema of a tool.
 //!
-//! The API takes `^[a-zA-Z0-9_.-]{1,64}$`, and no request whose tools have others. Such a property
-//! is left out of the schema that is sent, and the tool's description says what it is: the model
-//! may write it all the same, and calls are checked against the whole schema.
+//! The API accepts `^[a-zA-Z0-9_.-]{1,64}$`, and rejects a request if a tool has other names. Such a
+//! property is left out of the schema that is sent and described in the tool's description. The model
+//! may still write it: calls are checked against the whole schema.
 
 use std::fmt::Write as _;
 
@@ -38,7 +38,7 @@ pub(super) fn is_taken(name: &str) -> bool {
     (1..=LONGEST).contains(&name.len()) && name.chars().all(is_allowed)
 }
 
-/// The schema without the properties that the API refuses, and words for them; `None` where there
+/// The schema without the properties that the API refuses, and a description of these; `None` if there
 /// are none.
 pub(super) fn left_out(schema: &Value) -> Option<(Value, String)> {
     if are_taken(schema) {
@@ -83,11 +83,11 @@ fn leave_out(schema: &mut Value, at: &str, words: &mut String) {
                 is_left_out = true;
                 let place = if at.is_empty() { String::new() } else { format!(" in {at}") };
                 let must = if required.contains(name) { "must" } else { "may" };
-                let told =
+                let sentence =
                     format!("There {must} also be {name:?}{place}, with the schema {schema}.");
-                if !words.contains(&told) {
+                if !words.contains(&sentence) {
                     let separator = if words.is_empty() { "" } else { "\n" };
-                    let _ = write!(words, "{separator}{told}");
+                    let _ = write!(words, "{separator}{sentence}");
                 }
             }
             is_taken

@@ -211,13 +211,14 @@ fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
 }
 
 fn offered<'a>(offer: &'a ToolOffer, names: &'a WireNames) -> Tool<'a> {
-    let (name, told, schema) =
+    let (name, full_description, schema) =
         (names.to_wire(&offer.name), offer.full_description(), offer.input_schema.sent());
     let (description, input_schema) = match property_names::left_out(schema) {
-        None => (told, InputSchema::Offered(schema)),
-        Some((schema, words)) => {
-            (format!("{told}\n{words}").trim_start().to_owned().into(), InputSchema::Less(schema))
-        }
+        None => (full_description, InputSchema::Offered(schema)),
+        Some((schema, words)) => (
+            format!("{full_description}\n{words}").trim_start().to_owned().into(),
+            InputSchema::Less(schema),
+        ),
     };
     Tool { name, description, input_schema, cache_control: None }
 }

@@ -130,7 +130,7 @@ pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion
     completion(blocks, said, usage, provider, step)
 }
 
-/// What an answer says that it took, whatever else it says.
+/// The usage that an answer reports, even if the rest of it is unusable.
 pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
     let said = received::member_usage(body)?.get();
     serde_json::from_str::<WireUsage>(said).ok()?.normalised()

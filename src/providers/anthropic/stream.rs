@@ -134,7 +134,8 @@ impl Fold {
         Ok(())
     }
 
-    /// What the answer took. That it begins with, too, says little of what is written.
+    /// The usage, once its final part was reported: the first event reports usage too, but hardly any
+    /// output.
     pub(super) fn whole_usage(&self) -> Option<Usage> {
         self.stop.stop_reason.as_ref()?;
         self.usage.normalised()

@@ -32,9 +32,9 @@ pub(super) fn mode(style: ThinkingStyle, requested: Thinking) -> Option<Mode> {
     })
 }
 
-/// The budget and `max_tokens`, which counts both thinking and answer: an output cap that leaves no
-/// room for the answer is that of the answer alone. Where only so many tokens are left, both shrink,
-/// and there is no thinking where that leaves too little for it.
+/// The budget and `max_tokens`, which counts both thinking and answer. An output cap that leaves no
+/// room for the answer is taken as the cap of the answer alone. If only `left` tokens are left, both
+/// shrink; if that leaves too little for thinking, there is none.
 pub(super) fn within(budget: u32, cap: u32, left: Option<u32>) -> (Option<u32>, u32) {
     let wanted = if cap > budget { cap } else { cap.saturating_add(budget) };
     let is_short = |left: &u32| *left < wanted || *left == wanted && wanted - budget < LEAST_ANSWER;
@@ -47,7 +47,7 @@ pub(super) fn within(budget: u32, cap: u32, left: Option<u32>) -> (Option<u32>, 
     }
 }
 
-/// The tokens that thinking takes beside an answer of so many.
+/// The tokens that thinking takes in addition to an answer of at most `cap` tokens.
 pub(in crate::providers) fn beside(style: ThinkingStyle, requested: Thinking, cap: u32) -> u32 {
     match mode(style, requested) {
         Some(Mode::Enabled(budget)) if cap <= budget => budget,

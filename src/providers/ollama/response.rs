@@ -126,7 +126,7 @@ impl Fold {
         }
     }
 
-    /// What the answer took, as far as was said.
+    /// The usage of the answer, as far as it was reported.
     pub(super) fn usage(&self) -> Option<Usage> {
         self.done.as_ref().and_then(|done| done.usage)
     }

@@ -1,8 +1,8 @@
-//! What compatible servers need back of an answer that calls tools: its reasoning, and what they
-//! attached to its calls.
+//! The parts of an answer with tool calls that compatible servers need back: its reasoning, and the
+//! data that they attached to its calls.
 //!
-//! Kept verbatim where it came whole, put together where it was streamed. It goes back only to the
-//! model that wrote it: others refuse it, or make nothing of it.
+//! They are kept verbatim from a whole answer, and assembled from a streamed one. They are sent back
+//! only to the model that wrote them: others refuse or ignore them.
 
 use std::borrow::Cow;
 
@@ -34,7 +34,7 @@ pub(super) struct Kept<'a> {
 }
 
 impl<'a> Kept<'a> {
-    /// What this model of this provider gets back with a message.
+    /// The parts that this model of this provider gets back with a message.
     pub(super) fn of(message: &'a AssistantMessage, provider: &str, model: &str) -> Self {
         let kept = opaque::sent_back(message, ProviderKind::Openai, provider, model);
         kept.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default()
@@ -59,7 +59,8 @@ pub(super) struct Reasoning {
 }
 
 impl Reasoning {
-    /// Adds the text, which some servers send by the other name, or by both; as it is shown.
+    /// Adds reasoning text, which some servers send under one name, some under the other and some under
+    /// both. Returns the text to show.
     pub(super) fn add(
         &mut self,
         content: Option<&RawValue>,
@@ -143,7 +144,7 @@ fn continues(open: &Map<String, Value>, piece: &Map<String, Value>) -> bool {
         && ["type", "index"].into_iter().all(|name| open.get(name) == piece.get(name))
 }
 
-/// Texts are put together; of everything else, what was said last holds.
+/// Texts are concatenated; of any other member the last value counts.
 fn append(open: &mut Map<String, Value>, piece: Map<String, Value>) {
     let text = text_of(open);
     for (name, value) in piece {

@@ -207,7 +207,7 @@ pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
     Ok(parts.into_iter().filter_map(|part| part.text.or(part.refusal)).collect())
 }
 
-/// What an answer says that it took, whatever else it says.
+/// The usage that an answer reports, even if the rest of it is unusable.
 pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
     received::member_usage(body).and_then(usage)
 }

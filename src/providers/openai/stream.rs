@@ -170,7 +170,7 @@ impl Answer {
         }
     }
 
-    /// What it took, as far as was said.
+    /// The usage of the answer, as far as it was reported.
     pub(super) fn usage(&self) -> Option<Usage> {
         self.usage
     }

@@ -227,7 +227,7 @@ fn list(items: &[&RawValue]) -> String {
     format!("[{}]", items.join(","))
 }
 
-/// What an answer says that it took, whatever else it says.
+/// The usage that an answer reports, even if the rest of it is unusable.
 pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
     received::member_usage(body).and_then(usage)
 }

@@ -38,7 +38,7 @@ pub(super) struct Answer {
     items: Vec<Box<RawValue>>,
     /// The output index of each call.
     calls: Vec<u64>,
-    /// What the final event says that it took.
+    /// The usage that the final event reports.
     usage: Option<Usage>,
 }
 
@@ -85,7 +85,7 @@ impl Answer {
         Ok(None)
     }
 
-    /// What it took, as far as was said.
+    /// The usage of the answer, as far as it was reported.
     pub(super) fn usage(&self) -> Option<Usage> {
         self.usage
     }

@@ -30,8 +30,8 @@ pub(super) fn adapted<'a>(
     }
 }
 
-/// The options that the model has. That it has those of a definition is checked when the definition
-/// is loaded; a run that has begun goes on with what there is.
+/// The options that the model supports. Unsupported options are refused when a definition is loaded; a
+/// run that has already started drops them.
 fn options<'a>(request: &ModelRequest<'a>, capabilities: &Capabilities) -> Options<'a> {
     let options = request.options;
     let top_p = options.top_p.filter(|_| match capabilities.top_p {
@@ -55,7 +55,7 @@ pub(super) fn loses_choice(request: &ModelRequest<'_>, capabilities: &Capabiliti
         && !capabilities.can_force(request.thinking)
 }
 
-/// What is wrong with the number of tools, where the model does not take as many.
+/// The error if the model does not accept this many tools.
 pub(super) fn too_many_tools(request: &ModelRequest<'_>) -> Option<String> {
     let (most, count) = (request.capabilities.max_tools?, request.tools.len());
     let model = request.model;

@@ -1,12 +1,12 @@
 //! A circuit breaker for each model of a provider.
 //!
 //! It opens after more than five consecutive transient failures, stays open for 30 s and then lets
-//! one probe through, whose outcome closes it or opens it again. A server that is away for a moment
-//! fails all calls in progress, and each of them has retries, so with n of them it takes n times as
-//! many failures; calls that wait for a slot of the provider are not among them. A request may be the
-//! reason why a server answers with an error: of what one run gets in a row, no more counts than opens
-//! the breaker where nothing else is in progress. A 429 is neither a failure nor a success: the
-//! [`super::refusal_gate`] is for it. The router decides where a rejected call goes.
+//! one probe through, whose outcome closes it or opens it again. A short outage of a server fails all
+//! calls in progress, each with its retries, so with n calls in progress it takes n times as many
+//! failures. Calls that wait for a slot of the provider do not count as in progress. An error of the
+//! server may be caused by the request itself, so consecutive errors of one run count only up to the
+//! number that opens the breaker when nothing else is in progress. A 429 is neither a failure nor a
+//! success: [`super::refusal_gate`] handles it. The router decides where a rejected call goes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::providers::{Completion, FailureKind, ProviderError};
 
 /// Consecutive failures, for each call in progress, that do not open the breaker yet.
 const MAX_FAILURES: usize = 5;
-/// Errors with which the server answered one run in a row, of which more do not count.
+/// Consecutive errors of the server to one run; further ones do not count.
 const MAX_OF_ONE_RUN: usize = MAX_FAILURES + 1;
 const OPEN_FOR: Duration = Duration::from_secs(30);
 /// Breakers of one provider; above this, idle ones are dropped, because callers choose model names.
@@ -37,18 +37,18 @@ pub(super) struct Breakers {
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     health: Mutex<Health>,
-    /// What is known of refusals of this model.
+    /// The gate for refusals of this model.
     gate: RefusalGate,
 }
 
 #[derive(Debug, Default)]
 struct Health {
-    /// Calls in progress, pauses between tries included. Those that wait for a slot of the provider
-    /// are not: what fails does not fail them.
+    /// Calls in progress, pauses between tries included. Calls that wait for a slot of the provider do
+    /// not count: an outage does not fail them.
     calls: usize,
-    /// Those that count.
+    /// Consecutive failures that count.
     failures: usize,
-    /// Errors with which the server answered the run that it answered last.
+    /// The run that the server answered last, and its consecutive errors to that run.
     of_one_run: Option<(Uuid, usize)>,
     open_until: Option<Instant>,
     probing: bool,
@@ -91,7 +91,7 @@ impl Breakers {
         Arc::clone(by_model.entry(model.to_owned()).or_default())
     }
 
-    /// How many models are left alone.
+    /// The number of open breakers.
     pub(super) fn open(&self, now: Instant) -> usize {
         self.by_model.read().values().filter(|breaker| breaker.health().is_open(now)).count()
     }
@@ -113,7 +113,7 @@ impl Call {
     }
 
     /// # Errors
-    /// For how long the breaker is open.
+    /// The time for which the breaker stays open.
     pub(super) fn admit(&self, now: Instant) -> Result<Admission<'_>, Duration> {
         let mut health = self.breaker.health();
         let is_probe = match health.open_until {
@@ -128,7 +128,7 @@ impl Call {
         Ok(Admission { call: self, is_probe })
     }
 
-    /// It waits for a slot of the provider, or is over.
+    /// Marks the call as not in progress: it waits for a slot of the provider, or is over.
     pub(super) fn pauses(&self) {
         let mut health = self.breaker.health();
         if self.is_in_progress.swap(false, Ordering::Relaxed) {
@@ -188,7 +188,7 @@ impl Health {
         self.open_until.is_some_and(|until| until > now)
     }
 
-    /// Whether a failure counts: a server that does not answer fails any request.
+    /// Whether a failure counts. Failures without an answer always do: no request can be their cause.
     fn counts(&mut self, error: &ProviderError, run_id: Option<Uuid>) -> bool {
         let Some(run_id) = run_id.filter(|_| error.status.is_some()) else { return true };
         let earlier = self.of_one_run.filter(|(by, _)| *by == run_id).map_or(0, |(_, times)| times);

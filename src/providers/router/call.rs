@@ -1,10 +1,11 @@
-//! How far a model call has come, and one try of one model in it.
+//! The progress of a model call, and one try of one model.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::breaker::Call;
@@ -13,26 +14,28 @@ use super::route::Route;
 use super::{OnTry, Try, adapt, large_requests, retry};
 use crate::providers::{Completion, FailureKind, ModelRequest, ProviderError};
 
-/// How far a model call has come.
+/// The progress of a model call.
 #[derive(Debug)]
 pub struct ModelCall {
     /// Index of the model to ask.
     place: usize,
-    /// Failed tries of that model, without refusals that all calls outlive together.
+    /// Failed tries of that model, without the refusals that all calls wait out together.
     retries: u32,
     /// Failed tries so far, of all models.
     pub(super) failed: u32,
-    /// Whether a provider that is known to refuse is asked even so, where there is no other.
+    /// Whether a provider that is known to refuse is still called once, if there is no fallback.
     insists: bool,
     pub(super) started: Instant,
-    /// Of the model that is asked, from its first try on.
+    /// The breaker's record of this call, from the first try of the current model on.
     in_progress: Option<Arc<Call>>,
-    /// What its provider said last to this call.
+    /// The last error that the provider returned to this call.
     last: Option<ProviderError>,
+    /// Cancelled when its first request is sent.
+    sent: CancellationToken,
 }
 
 impl ModelCall {
-    /// With the model at this index.
+    /// A call that begins with the model at this index.
     pub fn beginning(place: usize) -> Self {
         Self {
             place,
@@ -42,10 +45,16 @@ impl ModelCall {
             started: Instant::now(),
             in_progress: None,
             last: None,
+            sent: CancellationToken::new(),
         }
     }
 
-    /// The call asks a provider that is known to refuse, once, where it has no other.
+    /// Is cancelled when the first request of the call is sent.
+    pub fn sent(&self) -> CancellationToken {
+        self.sent.clone()
+    }
+
+    /// If `insists`, a provider that is known to refuse is still called once if there is no fallback.
     #[must_use]
     pub fn insisting(self, insists: bool) -> Self {
         Self { insists, ..self }
@@ -60,7 +69,7 @@ impl ModelCall {
         self.place.min(models.len().saturating_sub(1))
     }
 
-    /// Lasts over the waits between tries.
+    /// The breaker's record of this call, which also counts during the waits between tries.
     fn in_progress(&mut self, route: &Route<'_>, run_id: Option<Uuid>) -> Arc<Call> {
         let begin = || Arc::new(route.state.breakers.call(route.model, run_id));
         Arc::clone(self.in_progress.get_or_insert_with(begin))
@@ -120,6 +129,7 @@ impl CallState<'_, '_> {
             }
         };
         let entry = &route.state.entry;
+        self.call.sent.cancel();
         let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
         let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
         let outcome = outcome.and_then(|completion| route.bounded(completion));
@@ -157,8 +167,8 @@ impl CallState<'_, '_> {
         Err((error, wait))
     }
 
-    /// A slot of the provider, and the permission to ask it: where it is being probed, afterwards.
-    /// With the error: the wait before the call may want to enter again, if it may.
+    /// Waits for a slot of the provider and the permission to call it, if necessary until a probe by
+    /// another call has ended. With the error: the wait before the call may enter again, if it may.
     async fn enter<'g>(
         &mut self,
         route: &Route<'g>,
@@ -174,7 +184,7 @@ impl CallState<'_, '_> {
                 }
                 None => None,
             };
-            // Where it waits for others, what they find out holds for this call too.
+            // The outcome of the calls that it waits for holds for this call, too.
             let insists = is_last_model && std::mem::take(&mut self.call.insists);
             match gates.enter(Instant::now(), insists) {
                 Ok(passes) => return Ok((slot, passes)),
@@ -196,7 +206,7 @@ impl CallState<'_, '_> {
         }
     }
 
-    /// The failure of a call that the breaker rejects: what its provider said to it, if anything.
+    /// The failure of a call that the breaker rejects: the last error of its provider, if there is one.
     fn not_asked(&mut self, route: &Route<'_>, left: Duration) -> ProviderError {
         self.call.last.take().unwrap_or_else(|| {
             let seconds = left.as_secs().max(1);
@@ -206,7 +216,7 @@ impl CallState<'_, '_> {
         })
     }
 
-    /// Whether the call's time is not up by then.
+    /// Whether the call's deadline is later than this wait.
     fn has_time_for(&self, wait: Duration) -> bool {
         let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
         left.is_none_or(|left| wait < left)
@@ -226,8 +236,8 @@ impl CallState<'_, '_> {
     }
 }
 
-/// The wait for a provider that refuses. Where another model can take over, it is refused no more
-/// often than it is retried.
+/// The wait for a provider that refuses; `None` if the call gives up. If there is a fallback model, the
+/// number of refusals is limited like that of retries.
 fn outlived(route: &Route<'_>, cool_down: CoolDown, is_last_model: bool) -> Option<Duration> {
     let is_waited_for = is_last_model || cool_down.refused <= route.state.entry.max_retries;
     is_waited_for.then_some(cool_down.wait)

@@ -1,26 +1,25 @@
-//! Places of large requests: while a model is asked, the body of its request is in memory beside what
-//! it was made of.
+//! Memory permits of large requests: during a model call the body of the request is in memory in
+//! addition to the conversation.
 
 use std::sync::LazyLock;
 
 use tokio::sync::SemaphorePermit;
 
 use crate::bounds::memory::Places;
-use crate::providers::ModelRequest;
+use crate::providers::{ModelRequest, ToolOffer};
 
-/// Bytes of a request that needs no place.
+/// Bytes of a request that needs no permit.
 const SMALL: usize = 256 << 10;
 
 static PLACES: LazyLock<Places> = LazyLock::new(Places::of_part);
 
-/// The place of a large request.
+/// The permit of a large request.
 pub(super) type Place = SemaphorePermit<'static>;
 
-/// Waits until a request has a place among the large ones; `None` for a small one.
+/// Waits for the permit of a large request; `None` for a small one.
 pub(super) async fn place(request: &ModelRequest<'_>) -> Option<Place> {
-    let tools = request.tools.iter();
-    let tools = tools.map(|tool| tool.description.len() + tool.input_schema.json_len());
-    place_of(request.conversation.bytes() + tools.sum::<usize>()).await
+    let tools = request.tools.iter().map(ToolOffer::bytes).sum::<usize>();
+    place_of(request.conversation.bytes() + tools).await
 }
 
 async fn place_of(bytes: usize) -> Option<Place> {

@@ -1,15 +1,14 @@
-//! What a provider is known to refuse, for all calls of this process together.
+//! Coordinates how all calls of this process treat a provider that refuses (429, exhausted quota).
 //!
-//! After a 429 a model is left alone for one cool-down, which all its calls wait for; then one probe
-//! is made, and when it is answered the others follow, first few and then twice as many at a time.
-//! Where the provider has refused for as long as their common patience lasts, without an answer in
-//! between, all calls fail at once for a while, and then it begins anew with a probe. An exhausted
-//! quota leaves no patience at all. A call may insist, and is a probe even then: the router says
-//! which.
+//! After a 429 all calls of the model wait for one cool-down. Then one call is made as a probe. When
+//! it is answered, the others follow in groups, each twice as large as the one before. If the provider
+//! refuses for longer than the configured patience, without an answer in between, all calls fail
+//! immediately for a while; then the next probe is made. An exhausted quota leaves no patience. The
+//! router may let a call insist: it is made as a probe although others fail.
 //!
-//! What is said of the account holds for all models of the provider, a 429 for its model only:
-//! providers limit each model by itself. Faults are the [`super::breaker`]'s; the router decides
-//! where a refused call goes.
+//! An error about the account holds for all models of the provider. A 429 holds for its model only,
+//! because providers limit each model by itself. Transient failures are up to [`super::breaker`]; the
+//! router decides where a refused call goes.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,11 +20,11 @@ use tokio::time::{Instant, timeout_at};
 use super::retry;
 use crate::providers::{Completion, FailureKind, ProviderError};
 
-/// For how long calls fail at once where the provider asks for no wait.
-const QUIET: Duration = Duration::from_secs(10);
-/// For how long they do at most.
-const LONGEST_QUIET: Duration = Duration::from_secs(30);
-/// A probe that has not been refused for so long is being answered.
+/// For how long calls fail immediately if the provider requests no delay.
+const BLOCK: Duration = Duration::from_secs(10);
+/// The longest time for which calls fail immediately.
+const LONGEST_BLOCK: Duration = Duration::from_secs(30);
+/// A probe that was not refused within this time counts as being answered.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long after a cool-down a refusal still belongs to the same series.
 const FORGOTTEN: Duration = Duration::from_secs(10);
@@ -33,7 +32,7 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 const FIRST_FOLLOWERS: u32 = 2;
 /// Between two groups of calls that follow a probe.
 const STEP: Duration = Duration::from_millis(200);
-/// A group of so many is the last one.
+/// The size of the last group.
 const MOST_FOLLOWERS: u32 = 64;
 /// How long new runs let waiting calls go first after a cool-down.
 const PRECEDENCE: Duration = Duration::from_millis(200);
@@ -48,29 +47,29 @@ pub(super) struct RefusalGate {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How often it was opened or shut: what was asked before says nothing of now.
+    /// How often it was opened or shut: outcomes of earlier calls are out of date.
     turn: u64,
     shut: Option<Shut>,
-    /// While the calls that waited follow a probe.
+    /// Set while the waiting calls follow a probe.
     opening: Option<Opening>,
     /// Refusals since the provider last answered.
-    row: Option<Row>,
+    series: Option<RefusalSeries>,
 }
 
 /// How many calls may be made now.
 #[derive(Debug)]
 struct Opening {
     group: u32,
-    /// Of the group.
+    /// Calls of the group that may still be made.
     left: u32,
     next_at: Instant,
 }
 
 /// Refusals without an answer in between.
 #[derive(Debug, Clone, Copy)]
-struct Row {
+struct RefusalSeries {
     since: Instant,
-    /// Each after its cool-down.
+    /// Refusals so far; those within one cool-down count once.
     refused: u32,
     /// The end of the last cool-down.
     until: Instant,
@@ -83,28 +82,29 @@ struct Shut {
     until: Instant,
     /// Refusals in a row, each after its cool-down.
     refused: u32,
-    /// Whether calls wait, or fail at once.
+    /// Whether calls wait; if not, they fail immediately.
     has_patience: bool,
     probed: Option<Instant>,
 }
 
-/// The gates that a call passes: of its provider's account and of its model.
+/// The gates that a call must pass: that of its provider's account and that of its model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gates<'a> {
     pub(super) account: &'a RefusalGate,
     pub(super) model: &'a RefusalGate,
 }
 
-/// Why a call may not ask the provider now.
+/// Why a call may not be made now.
 #[derive(Debug)]
 pub(super) enum Held<'a> {
     CoolsDown(Refusal, CoolDown),
-    /// Others go first: [`RefusalGate::settled`] says when to enter again.
+    /// Others go first: the call may enter again after [`RefusalGate::settled`].
     IsProbed(&'a RefusalGate, Instant),
     Refused(Refusal),
 }
 
-/// That the provider is not asked, because it refused other calls. What it said to those is theirs.
+/// The refusal of a call that is not made, because the provider refused other calls. It does not
+/// contain the provider's message to those calls, which may be of other tenants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) kind: FailureKind,
@@ -138,21 +138,21 @@ struct Pass<'a> {
 /// How many refusals in a row are waited out, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
-    /// Of those that do not say when to come again. Where it is 0, none is outlived.
+    /// Refusals without a Retry-After that are waited out. With 0, no refusal is waited out.
     pub(super) retries: u32,
-    /// Since the first one.
+    /// The time since the first refusal.
     pub(super) time: Duration,
 }
 
 impl Patience {
-    /// What is left of it after another refusal.
+    /// The patience that is left after another refusal.
     fn left(&self, refusal: &ProviderError, earlier: u32, waited: Duration) -> Duration {
         let counted = if refusal.retry_after.is_some() { 0 } else { earlier };
         if counted < self.retries { self.time.saturating_sub(waited) } else { Duration::ZERO }
     }
 }
 
-/// What calls wait for together.
+/// A cool-down, for which all calls wait together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CoolDown {
     pub(super) wait: Duration,
@@ -160,21 +160,21 @@ pub(super) struct CoolDown {
     pub(super) refused: u32,
 }
 
-/// What a call that was refused by the provider may hope for.
+/// Whether a call that the provider refused is tried again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RetryDecision {
-    /// What its own retries allow.
+    /// The call's own retries decide.
     Own,
     /// Another try after this cool-down.
     After(CoolDown),
     Nothing,
 }
 
-/// What a run could expect that begins now.
+/// What a run that begins now can expect of the provider.
 #[derive(Debug)]
 pub(super) enum Outlook {
     Open,
-    /// It is decided by then whether it opens.
+    /// Whether the gate opens is known by this time.
     Undecided(Instant),
     Refused(Refusal),
 }
@@ -191,8 +191,8 @@ fn is_refusal(error: &ProviderError) -> bool {
     }
 }
 
-/// Whether all models of the provider are meant. A message without such a code may be about the
-/// quota of one model.
+/// Whether a refusal concerns all models of the provider. Without such a code it may be about the quota
+/// of one model.
 fn is_of_account(error: &ProviderError) -> bool {
     error.kind == FailureKind::QuotaExhausted
         && (error.status == Some(402)
@@ -238,7 +238,7 @@ impl RefusalGate {
         })
     }
 
-    /// Resolves when those that go first have gone, or at this instant.
+    /// Resolves when the gate has changed after the calls that go first, or at this instant.
     pub(super) async fn settled(&self, at: Instant) {
         let changed = self.changed.notified();
         if self.state.lock().lets_others_go_first() {
@@ -263,7 +263,7 @@ impl RefusalGate {
         }
     }
 
-    /// Resolves when the outlook may be another one, or at this instant.
+    /// Resolves when the outlook may have changed, or at this instant.
     pub(super) async fn changed(&self, at: Instant) {
         let _ = timeout_at(at, self.changed.notified()).await;
     }
@@ -274,7 +274,7 @@ impl RefusalGate {
 }
 
 impl State {
-    /// The calls that wait may follow.
+    /// Opens the gate: the waiting calls may follow in groups.
     fn open(&mut self, now: Instant) {
         self.turn += 1;
         self.shut = None;
@@ -282,7 +282,7 @@ impl State {
         self.opening = Some(Opening { group, left: group, next_at: now + STEP });
     }
 
-    /// Takes a place in the group that may go now; when the next one may, where this is complete.
+    /// Takes a place in the current group; returns when the next group may go if this one is complete.
     fn follow(&mut self, now: Instant) -> Option<Instant> {
         let opening = self.opening.as_mut()?;
         if opening.next_at <= now {
@@ -307,17 +307,17 @@ impl State {
             || self.opening.as_ref().is_some_and(|opening| opening.left == 0)
     }
 
-    /// After another refusal.
+    /// Shuts the gate after a refusal.
     fn shut(&mut self, refusal: &ProviderError, patience: Patience, now: Instant) {
         self.turn += 1;
         self.opening = None;
         let is_at_end = self.shut.take().is_some_and(|shut| !shut.has_patience && shut.until > now);
-        let earlier = self.row.take().filter(|row| now <= row.until + FORGOTTEN);
-        let (since, refused) = earlier.map_or((now, 0), |row| (row.since, row.refused));
+        let earlier = self.series.take().filter(|series| now <= series.until + FORGOTTEN);
+        let (since, refused) = earlier.map_or((now, 0), |series| (series.since, series.refused));
         let waited = now.saturating_duration_since(since);
         let left = if is_at_end { Duration::ZERO } else { patience.left(refusal, refused, waited) };
         let cool_down = retry::cool_down(refusal, refused, waited, left);
-        let quiet = || refusal.retry_after.unwrap_or(QUIET).min(LONGEST_QUIET);
+        let block = || refusal.retry_after.unwrap_or(BLOCK).min(LONGEST_BLOCK);
         let refused = refused + 1;
         tracing::warn!(
             provider = refusal.provider,
@@ -326,9 +326,9 @@ impl State {
             refused,
             "the provider refuses: its calls wait together"
         );
-        let until = now + cool_down.unwrap_or_else(quiet);
-        // Where the patience is at an end, another one begins after that.
-        self.row = cool_down.map(|_| Row { since, refused, until });
+        let until = now + cool_down.unwrap_or_else(block);
+        // When the patience has run out, the next refusal begins a new series.
+        self.series = cool_down.map(|_| RefusalSeries { since, refused, until });
         self.shut = Some(Shut {
             kind: refusal.kind,
             until,
@@ -340,7 +340,7 @@ impl State {
 }
 
 impl Shut {
-    /// Whether it is to be forgotten: no call came to probe, or the probe is being answered.
+    /// Whether it is out of date: no call came to probe, or the probe is being answered.
     fn is_over(&self, now: Instant) -> bool {
         match self.probed {
             Some(probed) => probed + PROBE_PATIENCE <= now,
@@ -350,13 +350,13 @@ impl Shut {
 }
 
 impl<'a> Gates<'a> {
-    /// Lets a call pass, or says why not. One that insists is a probe where others fail at once.
+    /// Lets a call pass, or says why not. A call that insists is a probe where others fail immediately.
     pub(super) fn enter(self, now: Instant, insists: bool) -> Result<Passes<'a>, Held<'a>> {
         let account = self.account.enter(now, insists)?;
         Ok(Passes { account, model: self.model.enter(now, insists)? })
     }
 
-    /// What a run could expect that begins now, and which gate says so.
+    /// The outlook for a run that begins now, and the gate that decides it.
     pub(super) fn outlook(self, now: Instant) -> (&'a RefusalGate, Outlook) {
         match self.account.outlook(now) {
             Outlook::Open => (self.model, self.model.outlook(now)),
@@ -366,7 +366,7 @@ impl<'a> Gates<'a> {
 }
 
 impl Passes<'_> {
-    /// Records what came of the try.
+    /// Records the outcome of the try.
     pub(super) fn ended(
         self,
         outcome: &Result<Completion, ProviderError>,
@@ -374,35 +374,35 @@ impl Passes<'_> {
         now: Instant,
     ) -> RetryDecision {
         let refusal = outcome.as_ref().err().filter(|error| is_refusal(error));
-        let told = |is_of_this: bool| match refusal.filter(|_| is_of_this) {
-            Some(refusal) => Told::Refusal(refusal),
-            None if outcome.is_ok() => Told::Answer,
-            None => Told::Nothing,
+        let outcome_for = |is_of_this: bool| match refusal.filter(|_| is_of_this) {
+            Some(refusal) => TryOutcome::Refusal(refusal),
+            None if outcome.is_ok() => TryOutcome::Answer,
+            None => TryOutcome::Nothing,
         };
         let is_of_account = refusal.is_some_and(is_of_account);
-        let hope = self.account.ended(told(is_of_account), patience, now);
-        let hope_of_model = self.model.ended(told(!is_of_account), patience, now);
+        let hope = self.account.ended(outcome_for(is_of_account), patience, now);
+        let hope_of_model = self.model.ended(outcome_for(!is_of_account), patience, now);
         if is_of_account { hope } else { hope_of_model }
     }
 }
 
 /// The outcome of a try, for its gate.
 #[derive(Clone, Copy)]
-enum Told<'a> {
+enum TryOutcome<'a> {
     Answer,
     Refusal(&'a ProviderError),
     Nothing,
 }
 
 impl Pass<'_> {
-    fn ended(self, told: Told<'_>, patience: Patience, now: Instant) -> RetryDecision {
+    fn ended(self, outcome: TryOutcome<'_>, patience: Patience, now: Instant) -> RetryDecision {
         let mut state = self.gate.state.lock();
         let is_current = state.turn == self.turn;
-        let refusal = match told {
-            Told::Refusal(refusal) => refusal,
-            Told::Answer | Told::Nothing => {
-                if matches!(told, Told::Answer) {
-                    state.row = None;
+        let refusal = match outcome {
+            TryOutcome::Refusal(refusal) => refusal,
+            TryOutcome::Answer | TryOutcome::Nothing => {
+                if matches!(outcome, TryOutcome::Answer) {
+                    state.series = None;
                 }
                 if is_current && self.is_probe {
                     state.open(now);
@@ -415,7 +415,7 @@ impl Pass<'_> {
             state.shut(refusal, patience, now);
             self.gate.changed.notify_waiters();
         } else if let Some(shut) = state.shut.as_mut().filter(|shut| shut.probed.is_none()) {
-            let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_QUIET);
+            let asked = refusal.retry_after.unwrap_or_default().min(LONGEST_BLOCK);
             shut.until = shut.until.max(now + asked);
         }
         match &state.shut {

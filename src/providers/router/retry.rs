@@ -36,9 +36,9 @@ pub(super) fn delay(
     left.is_none_or(|left| wait < left).then_some(wait)
 }
 
-/// The delay before a provider that refuses is asked again, by one call for all; `None`: it is not.
-/// There were `refused` earlier refusals in the time `waited`; `left` is what is left of the patience.
-/// It is asked as soon as it says at first, and less and less often.
+/// The delay before one call probes a provider that refuses; `None`: it is not probed any more. There
+/// were `refused` earlier refusals in the time `waited`, and `left` is the rest of the patience. At
+/// first the provider's Retry-After is used as it is; later delays grow.
 pub(super) fn cool_down(
     error: &ProviderError,
     refused: u32,

@@ -1,4 +1,4 @@
-//! A resolved model name, and what is made of what its provider answers.
+//! A resolved model name, and how the answers of its provider are processed.
 
 use super::refusal_gate::Refusal;
 use super::{Answer, ModelCall, ProviderState, adapt};
@@ -57,7 +57,7 @@ impl Route<'_> {
         Usage { cost_micro_usd: self.price.map(|price| price.of(&usage)), ..usage }
     }
 
-    /// The error with the cost of what it took.
+    /// The error, its usage with the cost.
     pub(super) fn charged(&self, error: ProviderError) -> ProviderError {
         let usage = error.usage.map(|usage| Box::new(self.priced(received::capped(*usage))));
         ProviderError { usage, ..error }

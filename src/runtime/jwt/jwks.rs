@@ -1,8 +1,8 @@
-//! The public keys of an identity provider (a JWK Set, RFC 7517): read from a file or fetched, kept,
-//! and read again regularly and where a token names a key that is not among them.
+//! The public keys of an identity provider (a JWK Set, RFC 7517): read from a file or fetched, and read again
+//! regularly, and after a token that none of the known keys has signed.
 //!
-//! A set that cannot be read leaves the last one in use. Keys that verify nothing which is accepted
-//! here (other algorithms, keys for encryption) are passed over.
+//! If a set cannot be read, the last one stays in use. Keys that are not for accepted signatures (other
+//! algorithms, keys for encryption) are skipped.
 
 use std::io;
 use std::path::Path;
@@ -31,8 +31,8 @@ const MAX_KEYS: usize = 100;
 /// How long fetching may take.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 /// How often the set is read again: a key that the provider has withdrawn is accepted this long.
-const REREAD: Duration = Duration::from_mins(5);
-/// The least time between two reads because of tokens with unknown keys.
+const REFRESH_INTERVAL: Duration = Duration::from_mins(5);
+/// The least time between two reads because of tokens that no known key has signed.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Why the keys are not known.
@@ -71,15 +71,25 @@ impl Jwks {
     }
 
     /// The keys by which a token can have been signed: those with its key id, or all where it names
-    /// none. One that is not known may be new, so the set is read again, but not for each token.
+    /// none.
     pub(super) async fn candidates(
         &self,
         id: Option<&str>,
         algorithm: Algorithm,
     ) -> Result<Vec<Arc<VerifyingKey>>, JwksError> {
-        if let Some(found) = self.known(id, algorithm).filter(|found| !found.is_empty()) {
-            return Ok(found);
+        match self.known(id, algorithm).filter(|found| !found.is_empty()) {
+            Some(found) => Ok(found),
+            None => self.reread(id, algorithm).await,
         }
+    }
+
+    /// The same, after reading the set again, because a key may be new, whatever its id. This is limited to
+    /// one read every few seconds, not one per token.
+    pub(super) async fn reread(
+        &self,
+        id: Option<&str>,
+        algorithm: Algorithm,
+    ) -> Result<Vec<Arc<VerifyingKey>>, JwksError> {
         let mut tried = self.tried.lock().await;
         if tried.is_none_or(|at| at.elapsed() >= PAUSE) {
             let read = self.read().await;
@@ -123,7 +133,7 @@ impl Jwks {
     /// Reads the keys again every few minutes.
     pub async fn keep_fresh(&self) {
         loop {
-            tokio::time::sleep(REREAD).await;
+            tokio::time::sleep(REFRESH_INTERVAL).await;
             if let Err(error) = self.read().await {
                 tracing::warn!(%error, "the keys that were read last stay in use");
             }

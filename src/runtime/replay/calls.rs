@@ -1,4 +1,4 @@
-//! The decisions on calls that a journal holds.
+//! The decisions on calls in a journal.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ pub(super) struct Recorded<'e> {
     pub(super) tool: &'e str,
     pub(super) effect: Effect,
     pub(super) actions: &'e Arc<[Action]>,
-    /// What it took of the budget, where the call was dispatched.
+    /// Its consumption, if the call was dispatched.
     pub(super) consumes: Option<&'e Consumption>,
-    /// None where it let the call pass, with a warning or without.
+    /// `None` if the call was allowed, with or without a warning.
     pub(super) was: Option<&'e str>,
-    /// What decided, where that was something else than the policy.
+    /// What decided, if it was not the policy.
     pub(super) foreign: Option<&'e str>,
 }
 
-/// The decision that an event records, where it records one on a call of its own.
+/// The decision that an event records, if any.
 pub(super) fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
     let strongest =
         |actions: &[Action]| actions.iter().map(|a| a.effect).max().unwrap_or(Effect::Once);

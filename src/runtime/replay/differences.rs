@@ -1,10 +1,9 @@
-//! What differs between the definition of a recorded run and the one that judges it, where that
-//! changes calls, results or labels in a way that no record shows.
+//! Differences between the definition of a recorded run and the judging one that affect calls, results or labels
+//! in a way that the journal does not show.
 //!
-//! An interceptor may have rewritten or blocked a call, and another one would not have; a limit of
-//! calls depends on what else was called in that minute; options of a tool decide which paths a
-//! call is judged by and what its result labels the run. A call whose decision depends on that is
-//! unknown, and where the sections are the same nothing is.
+//! Another interceptor may rewrite or block other calls. A rate limit depends on the other calls of that minute.
+//! Options of a tool decide by which paths a call is judged and which labels its result has. A decision that
+//! depends on such a difference is unknown. If these sections are equal, nothing is unknown.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,22 +21,22 @@ use crate::tools::executor::CallOptions;
 
 /// The definition of a run, and the one that judges it.
 pub(super) struct Differences {
-    /// None where it cannot be read any more.
+    /// `None` if it can no longer be read.
     recorded: Option<Arc<Definition>>,
     judging: Arc<Agent>,
-    /// Whether both treat single tools alike.
+    /// Whether both have the same interceptors and options of tools.
     same_tooling: bool,
-    /// Places of the stop conditions that the run did not have.
+    /// Indices of the stop conditions that the recorded definition did not have.
     new_conditions: BTreeSet<usize>,
 }
 
-/// What stop conditions would have done to a run by now.
+/// The effect of new stop conditions on a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stopping {
     /// Nothing.
     GoesOn,
     Ends,
-    /// A person would decide, or it depends on runs that this one started.
+    /// A person would decide, or it depends on child runs.
     Unclear,
 }
 
@@ -59,8 +58,7 @@ impl Differences {
         Self { recorded, judging: Arc::clone(judging), same_tooling, new_conditions }
     }
 
-    /// Whether it is unknown what becomes of a call that was let pass, asked about or blocked by
-    /// a rule.
+    /// Whether the decision on a call that was allowed, escalated or blocked by a rule is unknown.
     pub(super) fn hide_call(&self, tool: &str) -> bool {
         let Some((then, now)) = self.different() else { return false };
         let (before, after) = options(then, now, tool);
@@ -75,8 +73,8 @@ impl Differences {
         before.paths != after.paths || !same_before(&then.interceptors, &now.interceptors, tool)
     }
 
-    /// Whether it is unknown what becomes of a call that something else than a rule kept from
-    /// being made: an interceptor, a limit of calls, that there was no such tool.
+    /// Whether the decision on a call is unknown that was refused by something other than a rule: an interceptor, a
+    /// rate limit, or because there was no such tool.
     pub(super) fn hide_refusal(&self, tool: &str, by: &str) -> bool {
         let Some(recorded) = &self.recorded else { return true };
         let has = |definition: &Definition| definition.tools.iter().any(|it| name::means(it, tool));
@@ -88,8 +86,7 @@ impl Differences {
         (by == "rate_limit" && before.per_minute != after.per_minute) || self.hide_actions(tool)
     }
 
-    /// Whether a result of this tool reads, or labels the run, as it did; `reads` says whether the
-    /// call read files.
+    /// Whether the text or the labels of a result of this tool may differ; `reads` says whether the call read files.
     pub(super) fn change_result(&self, tool: &str, reads: bool) -> bool {
         let Some((then, now)) = self.different() else { return false };
         let (before, after) = options(then, now, tool);
@@ -102,7 +99,7 @@ impl Differences {
             || !same_after(&then.interceptors, &now.interceptors, tool)
     }
 
-    /// The same of a tool that the caller executes.
+    /// The same for a tool that the caller executes.
     pub(super) fn change_given_result(&self, tool: &str) -> bool {
         let Some((then, now)) = self.different() else { return false };
         let is_judged_by_labels = !now.governance.flow_rules().is_empty();
@@ -110,8 +107,8 @@ impl Differences {
             || !same_after(&then.interceptors, &now.interceptors, tool)
     }
 
-    /// What the stop conditions that the run did not have do before an iteration. `met` has those
-    /// that were met before, `delegates` says whether the run has started others.
+    /// The effect of the new stop conditions before an iteration. `met` are those that were met before; `delegates`
+    /// says whether the run has started child runs.
     pub(super) fn stopping(
         &self,
         met: &mut BTreeSet<usize>,
@@ -142,7 +139,7 @@ impl Differences {
         }
     }
 
-    /// Both definitions, where they treat any tool otherwise.
+    /// Both definitions, if they differ for any tool.
     fn different(&self) -> Option<(&Definition, &Definition)> {
         let recorded = self.recorded.as_deref().filter(|_| !self.same_tooling)?;
         Some((recorded, &self.judging.definition))

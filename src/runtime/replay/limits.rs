@@ -1,8 +1,8 @@
-//! What a definition's tools and budget say to a recorded call, at that moment of its run.
+//! Judges a recorded call by a definition's tools and budget, in the state of its run at that time.
 //!
-//! Calls, files, lines and requests to the network are judged before a call; iterations, tokens and
-//! dollars before an iteration, after which the run would have made no further call. Time is not
-//! judged, for other rules may take other time, and what other runs of a tree used is not looked at.
+//! Calls, files, lines and network requests are checked before a call; iterations, tokens and dollars before an
+//! iteration. Time is not checked, because other rules may take other time. The consumption of other runs of a tree
+//! is ignored.
 
 use std::collections::HashSet;
 
@@ -13,9 +13,9 @@ use crate::run::{Budget, Consumption, Overrides};
 
 /// The tools that a definition has, and what its runs may consume.
 pub(super) struct ReplayLimits {
-    /// Tools of this service and those that come with the definition.
+    /// Tools of this service and of the definition.
     tools: HashSet<String>,
-    /// Names and globs as they are written: tools that this service has no more.
+    /// Names and globs as written, which may match tools that this service no longer has.
     written: Vec<String>,
     budget: Budget,
     max_iterations: u32,
@@ -44,8 +44,8 @@ impl ReplayLimits {
         self.budget.clone().narrowed_by(&requested)
     }
 
-    /// The limit that would have ended the run before its next iteration. Estimates of what it
-    /// needs are left out, so that a run that was made is never ended by its own limits.
+    /// The limit that would have ended the run before its next iteration. Estimates of the next call are ignored,
+    /// so that a run is never ended by its own limits.
     pub(super) fn ended_by(&self, state: &State, budget: &Budget) -> Option<&'static str> {
         let totals = state.totals();
         let max_iterations = u64::from(self.max_iterations).min(budget.max_iterations);
@@ -61,7 +61,7 @@ impl ReplayLimits {
         limits.into_iter().find_map(|(is_reached, limit)| is_reached.then_some(limit))
     }
 
-    /// The limit that a call would exceed which consumes so much, where that is known.
+    /// The limit that a call with this consumption would exceed, if known.
     pub(super) fn exceeded_by(
         &self,
         consumes: Option<&Consumption>,

@@ -1,5 +1,5 @@
-//! One run on its way through the replay: its journal is folded again, and each recorded call is judged
-//! where it was made.
+//! The replay of one run: its journal is folded again, and each recorded call is judged in the state of the run at
+//! that time.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -21,28 +21,28 @@ use crate::run::{Budget, Overrides};
 use crate::runtime::journals::by_run;
 use crate::store::RunRecord;
 
-/// Examples that an answer shows.
+/// An answer shows at most this many changes.
 const MAX_EXAMPLES: usize = 100;
 
 /// A definition as it judges a run.
 pub(super) struct Judge {
     pub(super) gate: Gate,
-    /// The agent, narrowed where another one started the run.
+    /// The agent, restricted by the parent if the run has one.
     pub(super) agent: Arc<Agent>,
 }
 
-/// A run with what judges it.
+/// A run with its judge.
 pub(super) struct Judged {
     pub(super) run: RunRecord,
     pub(super) judge: Arc<Judge>,
     pub(super) differences: Differences,
     pub(super) limits: Arc<ReplayLimits>,
     pub(super) directory: Arc<str>,
-    /// How many of its calls were decided on, where its journal cannot be read to its end.
+    /// The number of its calls with a decision, if its journal cannot be read completely.
     pub(super) decided: Option<u64>,
 }
 
-/// Judges the calls of runs whose journals lie one after the other; `None` where it takes longer.
+/// Judges the calls of runs whose journals follow one another; `None` if the time limit is reached.
 pub(super) fn judge_all(
     mut replay: Replay,
     runs: &[Judged],
@@ -58,10 +58,10 @@ pub(super) fn judge_all(
     Some(replay)
 }
 
-/// A decision by the definition: with the rule that decides, and its reason.
+/// A new decision, with the rule that decides and its reason.
 type NewDecision = (Decision, &'static str, Option<String>);
 
-/// One run on its way through the replay.
+/// The replay of one run.
 struct RunReplay<'r> {
     judged: &'r Judged,
     client_tools: HashSet<String>,
@@ -71,15 +71,15 @@ struct RunReplay<'r> {
     ended_by: Option<&'static str>,
     /// Calls that were counted.
     seen: HashSet<Uuid>,
-    /// Calls that are asked about as before, and may be dispatched then.
+    /// Calls that need an approval as before, and may be dispatched after it.
     asked: HashSet<Uuid>,
     /// Calls whose arguments an approver has replaced.
     edited: HashSet<Uuid>,
-    /// Calls that would not be asked about any more, and since when they were.
+    /// Calls that would no longer need an approval, with the times of their requests.
     released: HashMap<Uuid, DateTime<Utc>>,
-    /// Whether the model would have read something else by now, or it is unknown.
+    /// Whether the model would have read something else by now, or may have.
     has_diverged: bool,
-    /// Stop conditions that the run did not have and that would have been met.
+    /// New stop conditions that would have been met.
     conditions_met: BTreeSet<usize>,
     /// Whether it has started other runs.
     delegates: bool,
@@ -160,7 +160,7 @@ impl<'r> RunReplay<'r> {
         Some(())
     }
 
-    /// Looks at the stop conditions that the run did not have, before an iteration.
+    /// Evaluates the new stop conditions before an iteration.
     fn weigh(&mut self, at: DateTime<Utc>) {
         let Self { judged, conditions_met, state, delegates, .. } = self;
         match judged.differences.stopping(conditions_met, state, *delegates, at) {
@@ -202,8 +202,8 @@ impl<'r> RunReplay<'r> {
         self.change(replay, recorded, was, (would_be, rule, reason));
     }
 
-    /// A call that is asked about as before: whether the budget lets it be made after that, and the
-    /// rules what the approver has made of it.
+    /// Judges the dispatch of a call that needs an approval as before: by the budget, and by the rules if the
+    /// approver has edited it.
     fn judge_dispatch(&mut self, replay: &mut Replay, recorded: &Recorded<'_>) {
         let was_blocked = recorded.was == Some(Decision::Blocked.as_str());
         if self.has_diverged || was_blocked {
@@ -241,7 +241,7 @@ impl<'r> RunReplay<'r> {
         }
     }
 
-    /// What it means that the call would exceed a budget.
+    /// The decision on a call that would exceed a budget.
     fn over_budget(&self, recorded: &Recorded<'_>) -> Option<NewDecision> {
         let limits = &self.judged.limits;
         let exceeded = || limits.exceeded_by(recorded.consumes, &self.state, &self.budget);

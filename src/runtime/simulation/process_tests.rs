@@ -23,9 +23,9 @@ use crate::store::simulated::{Answer, Fate, Network, SharedDatabase, is_claim};
 use crate::store::{RateLimit, RunLimits, Wakeup};
 use crate::tools::registry::Registry;
 
-/// What replicas tell one another and the one who watches.
+/// Notices of replicas to one another and to the schedule.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct Notices {
     /// Hints on their way.
     pub(super) hints: Mutex<Vec<Wakeup>>,
     /// Replicas that were declared dead and are not looked at yet.
@@ -34,7 +34,7 @@ pub(super) struct Told {
 
 /// A line to the database.
 pub(super) struct Line {
-    told: Arc<Told>,
+    notices: Arc<Notices>,
     drawn: Drawn,
     hints: broadcast::Sender<Wakeup>,
     is_heartbeat: bool,
@@ -47,9 +47,9 @@ pub(super) struct Line {
 }
 
 impl Line {
-    fn new(told: &Arc<Told>, drawn: Drawn, is_heartbeat: bool) -> Arc<Self> {
+    fn new(notices: &Arc<Notices>, drawn: Drawn, is_heartbeat: bool) -> Arc<Self> {
         Arc::new(Self {
-            told: Arc::clone(told),
+            notices: Arc::clone(notices),
             drawn,
             hints: broadcast::Sender::new(64),
             is_heartbeat,
@@ -89,12 +89,12 @@ impl Network for Line {
     }
 
     fn hint(&self, wakeup: Wakeup) {
-        self.told.hints.lock().push(wakeup);
+        self.notices.hints.lock().push(wakeup);
     }
 
     fn declares_dead(&self, replicas: Vec<String>) {
         debug_assert!(!self.is_heartbeat, "that is for the loop");
-        self.told.dead.lock().extend(replicas);
+        self.notices.dead.lock().extend(replicas);
     }
 }
 
@@ -103,14 +103,14 @@ pub(super) struct Shared<'s> {
     pub(super) database: &'s SharedDatabase,
     pub(super) catalogue: &'s Arc<Catalogue>,
     pub(super) ledger: &'s Arc<Ledger>,
-    pub(super) told: &'s Arc<Told>,
+    pub(super) notices: &'s Arc<Notices>,
     pub(super) fault: Option<Fault>,
 }
 
 /// A process, until it is dropped with all its tasks.
 pub(super) struct Process {
     executor: tokio::runtime::Runtime,
-    /// Told when a run kills it.
+    /// Notified when a run kills it.
     dies: Arc<Notify>,
     pub(super) runtime: Runtime,
     pub(super) line: Arc<Line>,
@@ -138,8 +138,8 @@ impl Process {
             .build()
             .unwrap();
         let inside = executor.enter();
-        let line = Line::new(shared.told, drawn.fork(), false);
-        let heartbeat = Line::new(shared.told, drawn.fork(), true);
+        let line = Line::new(shared.notices, drawn.fork(), false);
+        let heartbeat = Line::new(shared.notices, drawn.fork(), true);
         let fault = match shared.fault {
             Some(Fault::Store(fault)) => Some(fault),
             _ => None,

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::drawn::Drawn;
 use super::plan::{Happening, Plan, QUIET, REPLICAS};
-use super::process::{Process, Shared, Told};
+use super::process::{Notices, Process, Shared};
 use super::work::{AGENTS, Ledger, POISON};
 use super::{Fault, IS_RUNNING, PUT_BACK};
 use crate::agents::Catalogue;
@@ -98,7 +98,7 @@ impl Laboratory {
         PUT_BACK.set(fault);
         self.database.empty();
         self.ledger.clear();
-        let told = Arc::<Told>::default();
+        let notices = Arc::<Notices>::default();
         let drawn = Drawn::from(seed.wrapping_mul(0x1234_5678_9ABC_DEF1));
         let plan = Plan::of(&drawn.fork());
         let replica = |(number, lease): (usize, Duration)| Replica {
@@ -114,7 +114,7 @@ impl Laboratory {
                 database: &self.database,
                 catalogue: &self.catalogue,
                 ledger: &self.ledger,
-                told: &told,
+                notices: &notices,
                 fault,
             },
             drawn,
@@ -187,7 +187,7 @@ impl Schedule<'_> {
     fn turn(&mut self) {
         let turn = self.drawn.millis(5, 60);
         self.now += turn;
-        let hints = std::mem::take(&mut *self.shared.told.hints.lock());
+        let hints = std::mem::take(&mut *self.shared.notices.hints.lock());
         let first = self.drawn.index(REPLICAS);
         for place in 0..REPLICAS {
             let index = (first + place) % REPLICAS;
@@ -365,7 +365,7 @@ impl Schedule<'_> {
 
     /// Replicas that were declared dead are, or may be taken for it.
     fn look_at_the_dead(&mut self) {
-        for dead in std::mem::take(&mut *self.shared.told.dead.lock()) {
+        for dead in std::mem::take(&mut *self.shared.notices.dead.lock()) {
             let living = self.replicas.iter().find(|replica| {
                 replica.process.as_ref().is_some_and(|process| process.id() == dead)
             });
@@ -400,11 +400,11 @@ impl Schedule<'_> {
             if acknowledged.newer.contains(&run.id) && run.status != "queued" {
                 found.push(format!("{} is of a newer version and {}", run.id, run.status));
             }
-            let is_as_it_must = match &*run.agent {
+            let is_as_expected = match &*run.agent {
                 POISON => run.status == "failed" && run.error.contains("INTERRUPTED"),
                 _ => run.status == "completed",
             };
-            if !left_alone.contains(&run.id) && !is_as_it_must {
+            if !left_alone.contains(&run.id) && !is_as_expected {
                 let journal = self.shared.database.journal(run.id);
                 let KeptRun { id, agent, status, error, .. } = run;
                 found.push(format!("{id} of {agent} is {status} {error}: {journal}"));

@@ -1,4 +1,4 @@
-//! What is checked of a request before anything is stored.
+//! The checks of a request before anything is stored.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -24,9 +24,9 @@ use crate::runtime::uploads::Uploads;
 use crate::store::{NewRun, QueuePlace};
 use crate::tools::scan::scan_inputs;
 
-/// How much a caller may prefer some of its queued runs to others.
+/// The priorities of queued runs.
 const PRIORITIES: RangeInclusive<i64> = -100..=100;
-/// How long a run may be kept in the queue by its caller.
+/// The longest delay of a queued run.
 const LONGEST_DELAY: TimeDelta = TimeDelta::days(30);
 
 /// A request that passed every check.
@@ -36,7 +36,7 @@ pub(in crate::runtime) struct Checked {
     pub(in crate::runtime) caller: Arc<Caller>,
     pub(in crate::runtime) loaded: LoadedAgent,
     pub(in crate::runtime) plan: Arc<Plan>,
-    /// The runs of its session before it, the oldest first.
+    /// The earlier runs of its session, the oldest first.
     pub(in crate::runtime) earlier: Vec<Uuid>,
     pub(in crate::runtime) uploads: Option<Arc<Uploads>>,
     pub(in crate::runtime) until: Option<Instant>,
@@ -128,7 +128,7 @@ fn check_queue(queue: QueuePlace) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Refuses a run whose every tool call would be blocked for want of a scope.
+/// Refuses a run if the caller's scopes allow none of its tools.
 fn check_tools(plan: &Plan, caller: &Caller) -> Result<(), StartError> {
     let tools: Vec<&str> = plan.tools().collect();
     let is_allowed =
@@ -142,7 +142,7 @@ fn check_tools(plan: &Plan, caller: &Caller) -> Result<(), StartError> {
     }
 }
 
-/// The first messages; what cannot be rendered is the inputs' fault.
+/// The first messages. An error of a template is reported as one of the inputs.
 pub(in crate::runtime) fn opening(
     plan: &Plan,
     inputs: &Value,

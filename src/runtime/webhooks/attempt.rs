@@ -1,7 +1,7 @@
 //! One try of a delivery, and when the next one is made.
 //!
-//! Taken is what is answered with 2xx; a redirect is not followed and no body is read. What fails is
-//! tried again at growing distances, until the delivery is too old. 410 ends it at once.
+//! An answer with 2xx is a success. Redirects are not followed, and no body is read. Failures are retried with
+//! growing pauses, until the delivery is too old. 410 ends it at once.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use crate::bounds::retry_after::retry_after;
 use crate::bounds::secrets::redact_beside_output;
 use crate::event::Event;
 use crate::outbound::{Request, Terms};
-use crate::store::{Delivery, DeliveryStatus, Tried};
+use crate::store::{AttemptOutcome, Delivery, DeliveryStatus};
 use crate::{clock, jitter};
 
-/// From the look at a name to the head of an answer.
+/// The timeout from the name resolution to the head of the answer.
 pub(super) const DEADLINE: Duration = Duration::from_secs(15);
 /// The pause after the first try; each further one is four times as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const LONGEST_PAUSE: Duration = Duration::from_hours(6);
-/// By how much of itself a pause differs at most, so that many do not end at once.
+/// The random part of a pause, so that many pauses do not end at once.
 const JITTER: f64 = 0.2;
 
-/// What is sent: the same in every try.
+/// The message, which is the same in every try.
 #[derive(Serialize)]
 struct Message {
     #[serde(rename = "type")]
@@ -36,22 +36,26 @@ struct Message {
     data: Value,
 }
 
-/// The body that tells of an event.
+/// The body for an event.
 pub(super) fn body_of(event: &Event) -> Result<Vec<u8>, String> {
-    let mut told = event.served().map_err(|error| error.to_string())?;
-    if let Some(data) = told.get_mut("data") {
+    let mut served = event.served().map_err(|error| error.to_string())?;
+    if let Some(data) = served.get_mut("data") {
         redact_beside_output(data);
     }
-    let message = Message { kind: event.what.type_name(), timestamp: event.at, data: told };
+    let message = Message { kind: event.what.type_name(), timestamp: event.at, data: served };
     serde_json::to_vec(&message).map_err(|error| error.to_string())
 }
 
-/// Sends a body, and says what became of it.
-pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, body: Body) -> Tried {
-    let Body { json, _room } = body; // until it was answered
+/// Sends a body; returns the outcome.
+pub(super) async fn attempt(
+    webhooks: &Webhooks,
+    delivery: &Delivery,
+    body: Body,
+) -> AttemptOutcome {
+    let Body { json, _room } = body; // held until the answer
     let answer = match post(webhooks, delivery, json).await {
         Ok((status, _)) if status.is_success() => {
-            return Tried {
+            return AttemptOutcome {
                 status: DeliveryStatus::Delivered,
                 response_status: Some(status.as_u16()),
                 error: None,
@@ -71,7 +75,7 @@ pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, body: Body
         .and_then(|pause| clock::now().checked_add_signed(pause))
         .is_none_or(|next| next > delivery.retry_until);
     let is_failed = is_over || status == Some(StatusCode::GONE);
-    Tried {
+    AttemptOutcome {
         status: if is_failed { DeliveryStatus::Failed } else { DeliveryStatus::Pending },
         response_status: status.map(|status| status.as_u16()),
         error: Some(error),
@@ -80,7 +84,7 @@ pub(super) async fn attempt(webhooks: &Webhooks, delivery: &Delivery, body: Body
     }
 }
 
-/// The status of the answer, and how long the receiver wants to be left alone.
+/// The status of the answer, and its `Retry-After`.
 async fn post(
     webhooks: &Webhooks,
     delivery: &Delivery,
@@ -94,6 +98,7 @@ async fn post(
         redirects: 0,
         deadline: DEADLINE,
         max_body: 0,
+        tenant: "", // no body is read
     };
     let headers = headers(webhooks, &delivery.id.to_string(), &body);
     let request = Request { method: Method::POST, url, headers, body: body.into() };

@@ -1,7 +1,6 @@
-//! How many bytes of bodies may be in memory: in all, of one tenant, and of one tenant to one host.
+//! Limits the memory of bodies: in total, of one tenant, and of one tenant to one host (a lane).
 //!
-//! A body is there until its receiver has answered. One that hangs keeps the large bodies to itself
-//! waiting, and no others.
+//! A body is in memory until its receiver has answered. A hanging receiver delays only its own large bodies.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -13,16 +12,16 @@ use tokio::sync::Notify;
 use super::lanes::tenant;
 use crate::bounds::memory;
 
-/// Bytes of a body that needs no room.
+/// Bodies up to this number of bytes are not limited.
 const SMALL: u64 = 64 << 10;
 /// The least and the most that all bodies may take.
 const LEAST: u64 = 8 << 20;
 const MOST: u64 = 1 << 30;
-/// Of so many parts, one is what a tenant may take, and what it may take for one host.
+/// A tenant may take 1/2 of the memory, and 1/16 for one host.
 const PARTS_OF_TENANT: u64 = 2;
 const PARTS_OF_LANE: u64 = 16;
 
-/// The room of all bodies that are on their way.
+/// The memory of all bodies of deliveries in progress.
 #[derive(Debug)]
 pub(super) struct Bodies {
     most: u64,
@@ -38,7 +37,7 @@ struct Taken {
     per_lane: HashMap<String, u64>,
 }
 
-/// The room of one body.
+/// The memory reserved for one body.
 #[derive(Debug)]
 pub(super) struct Room {
     bodies: Arc<Bodies>,
@@ -55,8 +54,8 @@ impl Bodies {
         Arc::new(Self { most, taken: Mutex::default(), left: Notify::new() })
     }
 
-    /// Waits until there is room for a body of so many bytes. One that is larger than what may be taken
-    /// is there alone.
+    /// Waits until there is memory for a body of this size. A body that exceeds a limit waits until it is the
+    /// only one under that limit.
     pub(super) async fn room(self: &Arc<Self>, lane: &str, bytes: u64) -> Room {
         let bytes = if bytes <= SMALL { 0 } else { bytes };
         loop {
@@ -101,7 +100,7 @@ impl Taken {
 }
 
 impl Room {
-    /// Keeps what a body of so many bytes needs.
+    /// Reduces the reservation to this size.
     pub(super) fn shrink_to(&mut self, bytes: u64) {
         self.give_back(self.bytes.saturating_sub(bytes));
     }

@@ -1,19 +1,18 @@
-//! How many deliveries may be under way: in all, of one tenant, and of one tenant to one host.
+//! Limits the deliveries in progress: in total, of one tenant, and of one tenant to one host (a lane).
 //!
-//! A receiver that hangs keeps the deliveries to itself waiting, and no others: it gets one place until
-//! it answers again.
+//! A hanging receiver delays only its own deliveries: it gets one at a time until it answers again.
 
 use std::collections::{HashMap, HashSet};
 
-const IN_ALL: usize = 128;
-const OF_TENANT: usize = 64;
-const OF_LANE: usize = 8;
-/// To a host whose last answer did not come in time.
-const OF_HANGING_LANE: usize = 1;
-/// Hanging lanes that are known; where there are more, all begin again.
+const MAX_IN_ALL: usize = 128;
+const MAX_OF_TENANT: usize = 64;
+const MAX_OF_LANE: usize = 8;
+/// In a lane whose last delivery timed out.
+const MAX_OF_HANGING_LANE: usize = 1;
+/// Hanging lanes that are remembered; if there are more, all are forgotten.
 const MOST_HANGING: usize = 4096;
 
-/// What a try has shown of its receiver.
+/// What a try tells about its receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answering {
     /// Nothing.
@@ -24,7 +23,7 @@ pub(super) enum Answering {
     Hangs,
 }
 
-/// Deliveries under way. A lane is `<tenant> <host>`.
+/// Deliveries in progress. A lane is `<tenant> <host>`.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     under_way: usize,
@@ -34,16 +33,16 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// How many more may be sent in this lane.
+    /// How many further deliveries may be sent in this lane.
     pub(super) fn free(&self, lane: &str) -> usize {
         let count = |of: &HashMap<String, usize>, key| of.get(key).copied().unwrap_or_default();
-        let of_lane = if self.hanging.contains(lane) { OF_HANGING_LANE } else { OF_LANE };
-        (IN_ALL - self.under_way)
-            .min(OF_TENANT - count(&self.per_tenant, tenant(lane)))
+        let of_lane = if self.hanging.contains(lane) { MAX_OF_HANGING_LANE } else { MAX_OF_LANE };
+        (MAX_IN_ALL - self.under_way)
+            .min(MAX_OF_TENANT - count(&self.per_tenant, tenant(lane)))
             .min(of_lane.saturating_sub(count(&self.per_lane, lane)))
     }
 
-    /// One more is sent; there is room for it.
+    /// Counts one more delivery; the limits must allow it.
     pub(super) fn enter(&mut self, lane: &str) {
         self.under_way += 1;
         *self.per_tenant.entry(tenant(lane).to_owned()).or_default() += 1;
@@ -78,7 +77,7 @@ impl Lanes {
     }
 }
 
-/// Whose lane it is.
+/// The tenant of a lane.
 pub(super) fn tenant(lane: &str) -> &str {
     lane.split(' ').next().unwrap_or_default()
 }
@@ -93,10 +92,10 @@ mod tests {
         for host in 0..20 {
             let lane = format!("acme host{host}:443");
             let free = lanes.free(&lane);
-            assert_eq!(free, if host < OF_TENANT / OF_LANE { OF_LANE } else { 0 });
+            assert_eq!(free, if host < MAX_OF_TENANT / MAX_OF_LANE { MAX_OF_LANE } else { 0 });
             (0..free).for_each(|_| lanes.enter(&lane));
         }
-        assert_eq!(lanes.free("other host1:443"), OF_LANE);
+        assert_eq!(lanes.free("other host1:443"), MAX_OF_LANE);
         lanes.leave("acme host3:443", Answering::InTime);
         assert_eq!((lanes.free("acme host3:443"), lanes.free("acme host4:443")), (1, 0));
     }
@@ -104,18 +103,18 @@ mod tests {
     #[test]
     fn a_host_that_hangs_has_one_place_until_it_answers() {
         let (mut lanes, lane) = (Lanes::default(), "acme host:443");
-        (0..OF_LANE).for_each(|_| lanes.enter(lane));
+        (0..MAX_OF_LANE).for_each(|_| lanes.enter(lane));
         lanes.leave(lane, Answering::Unknown);
         assert_eq!(lanes.free(lane), 1);
-        for _ in 1..OF_LANE {
+        for _ in 1..MAX_OF_LANE {
             lanes.leave(lane, Answering::Hangs);
             let left = lanes.per_lane.get(lane).copied().unwrap_or_default();
             assert_eq!(lanes.free(lane), usize::from(left == 0));
         }
-        assert_eq!(lanes.free("acme other:443"), OF_LANE);
+        assert_eq!(lanes.free("acme other:443"), MAX_OF_LANE);
         lanes.enter(lane);
         lanes.leave(lane, Answering::InTime);
-        assert_eq!((lanes.free(lane), lanes.hanging.len()), (OF_LANE, 0));
+        assert_eq!((lanes.free(lane), lanes.hanging.len()), (MAX_OF_LANE, 0));
         for host in 0..3 * MOST_HANGING {
             let lane = format!("acme host{host}:443");
             lanes.enter(&lane);

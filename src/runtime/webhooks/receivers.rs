@@ -1,7 +1,7 @@
 //! Which addresses webhooks may be sent to.
 //!
-//! Public ones, and those that the operator lists. What can be seen of the address as written is
-//! judged before a run starts; what its name stands for, when something is sent.
+//! Public addresses, and hosts that the operator lists. The written address is checked before a run starts; the
+//! IP addresses of its host, when something is sent.
 
 use url::{Host, Url};
 

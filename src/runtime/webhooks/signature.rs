@@ -1,7 +1,7 @@
-//! Signatures of what webhooks are sent: Standard Webhooks, version 1.
+//! Signatures of webhooks: Standard Webhooks, version 1.
 //!
-//! Signed are id, time and body together, so that none of them can be exchanged. While a secret is
-//! being replaced there is a signature by each.
+//! The id, the time and the body are signed together, so that none of them can be exchanged. While a secret is
+//! being replaced, there is one signature per secret.
 
 use std::fmt;
 

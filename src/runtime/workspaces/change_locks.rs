@@ -1,11 +1,11 @@
-//! Who changes files of a tenant for a caller, or deletes workspaces of it, is alone: what is looked at
-//! before a change is so until the change is made.
+//! One lock per tenant, for changes of files by callers and for deletions of workspaces: what is checked before
+//! a change stays true until the change is made.
 //!
-//! On a volume that replicas share the lock is one of the file system, so that it holds for all of them.
-//! Where the volume has no locks, it holds within this replica only.
+//! On a shared volume it is a lock of the file system, so that it holds for all replicas. If the volume does
+//! not support locks, it holds within this replica only.
 //!
-//! Runs do not take it: for the moment in which they, and callers, change a file they have
-//! [`crate::tools::file_locks`], which are taken after it.
+//! Runs do not take this lock. The short locks for the change of a single file, by runs and callers, are
+//! [`crate::tools::file_locks`]; they are taken after this one.
 
 use std::collections::HashMap;
 use std::fs::{File, TryLockError};
@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::tools::file_locks::{is_unsupported, lock_file};
 
-/// How long others may take.
+/// How long to wait for the lock.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub(in crate::runtime) struct ChangeLocks {
     tenants: Mutex<HashMap<String, Arc<AsyncMutex<()>>>>,
-    /// The directory of all workspaces, where other replicas see it.
+    /// The directory of all workspaces, if it is on a shared volume.
     volume: Option<PathBuf>,
     has_no_locks: AtomicBool,
 }
@@ -48,7 +48,7 @@ impl ChangeLocks {
         Self { volume: Some(root), ..Self::default() }
     }
 
-    /// Waits until no other changes files of a tenant.
+    /// Waits for the lock of a tenant.
     ///
     /// # Errors
     /// It takes too long, or the volume cannot be used.
@@ -64,7 +64,7 @@ impl ChangeLocks {
             return Ok(ChangeLock { _volume: None, _here: here });
         };
         let (root, name) = (root.clone(), tenant.to_owned());
-        // What hangs keeps the lock, so that no other hangs beside it.
+        // A blocked operation keeps the lock, so that no second one blocks a thread.
         let opened = spawn_blocking(move || (lock_file(&root, &name), here)).await;
         let (file, here) = opened.map_err(io::Error::other)?;
         let mut held = (file?, here);
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_at_a_time_changes_files_of_a_tenant_on_all_replicas() {
+    async fn the_lock_of_a_tenant_excludes_other_replicas() {
         let root = tempfile::tempdir().unwrap();
         let replica = || ChangeLocks::on_volume(root.path().to_owned());
         let (one, other) = (replica(), replica());

@@ -1,9 +1,9 @@
-//! The files of runs and sessions that are forgotten: directories that no other run uses go with them.
+//! Deletes the files of deleted runs and sessions: the directories that no other run uses.
 //!
-//! They leave their places before the deletion is committed, and are deleted after it; where it fails,
-//! they get back. A crash in between leaves runs without their files, or directories in the bin, which
-//! the next deletion empties. Where replicas have directories of their own, each deletes what it has when it is the one
-//! that forgets.
+//! The directories are moved to the trash before the deletion is committed, and deleted after it. If the
+//! deletion fails, they are moved back. A crash in between leaves runs without their files, or directories
+//! in the trash, which the next deletion empties. Replicas with directories of their own delete only what
+//! they have themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -23,26 +23,27 @@ use uuid::Uuid;
 use super::super::retention;
 use super::Workspaces;
 use super::change_locks::{ChangeLock, ChangeLocks};
-use crate::agents::directories::exclusive_directory;
+use super::kept_files::contains;
+use crate::agents::directories::{directory_of, exclusive_directory};
 use crate::clock;
-use crate::store::{DeletedRun, LeftFiles};
+use crate::store::{DeletedRun, RemovedFiles};
 use crate::tools::staged::Staged;
-use crate::tools::workspace::Aside;
+use crate::tools::workspace::{Aside, normalise};
 use crate::tools::{Workspace, quarantine};
 
 /// The pause between two looks for files that crashes have left.
 const POLL_INTERVAL: Duration = Duration::from_mins(30);
 
-/// What of a definition is needed here.
+/// The part of a definition that is needed here.
 #[derive(Deserialize)]
 struct DefinedWorkspace {
     workspace: String,
 }
 
-/// Directories that were taken out of their places, with the locks of their tenants, until it is known
-/// what became of the runs. They get back unless those are deleted.
+/// Directories in the trash, with the locks of their tenants, until it is known whether their runs were
+/// deleted. If not, they are moved back.
 #[derive(Debug, Default)]
-pub(in crate::runtime) struct Throwing {
+pub(in crate::runtime) struct TrashedDirectories {
     locks: AsyncMutex<BTreeMap<String, ChangeLock>>,
     aside: Mutex<Vec<((String, String), Aside)>>,
     /// One of the runs.
@@ -50,7 +51,7 @@ pub(in crate::runtime) struct Throwing {
     are_deleted: AtomicBool,
 }
 
-impl Throwing {
+impl TrashedDirectories {
     /// Waits until no file of these tenants is being changed.
     async fn lock(&self, locks: &ChangeLocks, tenants: BTreeSet<String>) {
         let mut held = self.locks.lock().await;
@@ -67,7 +68,7 @@ impl Throwing {
         }
     }
 
-    /// Takes a directory out of its place; whether it is out, also by a try before.
+    /// Moves a directory to the trash; whether it is there, also by an earlier try.
     fn take(&self, root: &Path, place: &(String, String)) -> bool {
         let (tenant, directory) = place;
         let mut aside = self.aside.lock();
@@ -83,7 +84,7 @@ impl Throwing {
     }
 }
 
-impl Drop for Throwing {
+impl Drop for TrashedDirectories {
     fn drop(&mut self) {
         let are_deleted = self.are_deleted.load(Ordering::Relaxed);
         for ((tenant, directory), aside) in std::mem::take(self.aside.get_mut()) {
@@ -102,56 +103,62 @@ impl Drop for Throwing {
 }
 
 impl Workspaces {
-    /// Takes the directories of runs out of their places, until [`Workspaces::settle`] is told what became
-    /// of the runs.
+    /// Moves the directories of runs to the trash, until [`Workspaces::settle`] is called with the outcome of
+    /// the deletion.
     pub(in crate::runtime) fn move_to_trash(
         &self,
         runs: &[DeletedRun],
-        throwing: &Arc<Throwing>,
-    ) -> BoxFuture<'static, LeftFiles> {
+        trashed: &Arc<TrashedDirectories>,
+    ) -> BoxFuture<'static, RemovedFiles> {
         if let Some(run) = runs.first() {
-            let _ = throwing.run.set(run.id); // one is enough
+            let _ = trashed.run.set(run.id); // one is enough
         }
-        let directories: BTreeSet<(String, String)> =
-            runs.iter().filter_map(|run| Some((run.tenant.clone(), left_by(run)?))).collect();
+        let directories: BTreeSet<(String, String)> = runs
+            .iter()
+            .filter_map(|run| Some((run.tenant.clone(), directory_to_delete(run)?)))
+            .collect();
         let directories: Vec<(String, String)> = directories.into_iter().collect();
         let tenants = directories.iter().map(|(tenant, _)| tenant.clone()).collect();
         let (root, files) = (self.root.clone(), self.kept_files().cloned());
         let kept = if files.is_some() { directories.clone() } else { Vec::new() };
-        let (changes, throwing) = (self.changes(), Arc::clone(throwing));
-        let taking = Arc::clone(&throwing);
-        let throw = move || {
-            let thrown = directories.iter().filter(|place| match &files {
+        let (changes, trashed) = (self.changes(), Arc::clone(trashed));
+        let trash = Arc::clone(&trashed);
+        let move_all = move || {
+            let moved = directories.iter().filter(|place| match &files {
                 Some(files) => files.drop_directory(&place.0, &place.1),
-                None => taking.take(&root, place),
+                None => trash.take(&root, place),
             });
-            thrown.count()
+            moved.count()
         };
         async move {
-            throwing.lock(&changes, tenants).await;
-            let thrown = tokio::task::spawn_blocking(throw).await.unwrap_or_else(|error| {
+            trashed.lock(&changes, tenants).await;
+            let moved = tokio::task::spawn_blocking(move_all).await.unwrap_or_else(|error| {
                 tracing::error!(%error, "files of deleted runs could not be removed");
                 0
             });
-            LeftFiles { directories: thrown, kept }
+            RemovedFiles { directories: moved, kept }
         }
         .boxed()
     }
 
-    /// Leaves the directories that were taken out of their places to [`Workspaces::empty_bin`] where the
-    /// runs are deleted, and puts them back where they are not. A deletion that failed may have been
+    /// Leaves the directories in the trash to [`Workspaces::empty_bin`] if the runs are deleted, and moves
+    /// them back otherwise. A deletion that returned an error may have been
     /// committed nevertheless.
-    pub(in crate::runtime) async fn settle(&self, throwing: Arc<Throwing>, are_deleted: bool) {
+    pub(in crate::runtime) async fn settle(
+        &self,
+        trashed: Arc<TrashedDirectories>,
+        are_deleted: bool,
+    ) {
         let are_deleted = are_deleted
-            || match throwing.run.get() {
+            || match trashed.run.get() {
                 Some(run) => matches!(self.store.has_run(*run).await, Ok(false)),
                 None => false,
             };
-        throwing.are_deleted.store(are_deleted, Ordering::Relaxed);
-        let _ = tokio::task::spawn_blocking(move || drop(throwing)).await;
+        trashed.are_deleted.store(are_deleted, Ordering::Relaxed);
+        let _ = tokio::task::spawn_blocking(move || drop(trashed)).await;
     }
 
-    /// Deletes what was thrown away.
+    /// Empties the trash.
     pub(in crate::runtime) async fn empty_bin(&self) {
         let root = self.root.clone();
         let emptied = tokio::task::spawn_blocking(move || Workspace::empty_bin(&root)).await;
@@ -160,7 +167,7 @@ impl Workspaces {
         }
     }
 
-    /// Deletes files that crashes have left on their way into workspaces, until the service stops.
+    /// Deletes staged files that crashes have left, until the service stops.
     pub(super) async fn remove_left(self: Arc<Self>, stop: CancellationToken) {
         let mut looks = clock::every(POLL_INTERVAL);
         while stop.run_until_cancelled(looks.tick()).await.is_some() {
@@ -196,8 +203,56 @@ impl Workspaces {
     }
 }
 
-/// The directory that no other run uses, relative to its tenant's.
-fn left_by(run: &DeletedRun) -> Option<String> {
-    let kept: DefinedWorkspace = serde_json::from_str(run.definition.as_ref()?).ok()?;
-    exclusive_directory(&kept.workspace, run.id, run.session_id.as_deref(), run.ends_session)
+/// The directory of a deleted run, relative to its tenant's; `None` if other runs use it. That of a session
+/// is deleted with the last run whose definition places it there.
+fn directory_to_delete(run: &DeletedRun) -> Option<String> {
+    let session = run.session_id.as_deref();
+    let workspace = workspace_of(run.definition.as_ref()?)?;
+    let left = |with_session| exclusive_directory(&workspace, run.id, session, with_session);
+    let of_session = normalise(&left(true)?).ok()?;
+    let is_elsewhere = |definition: &Arc<str>| {
+        let other = directory_of(&workspace_of(definition)?, Uuid::nil(), session);
+        Some(!contains(&of_session, &normalise(&other).ok()?))
+    };
+    left(run.staying.iter().all(|definition| is_elsewhere(definition) == Some(true)))
+}
+
+fn workspace_of(definition: &str) -> Option<String> {
+    serde_json::from_str::<DefinedWorkspace>(definition).ok().map(|defined| defined.workspace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directory_of_a_session_goes_with_the_last_run_that_has_it() {
+        let definition = |workspace: &str| -> Arc<str> {
+            Arc::from(format!("{{\"workspace\": {workspace:?}}}"))
+        };
+        let run = Uuid::from_u128(7);
+        let left = |workspace: &str, staying: &[&str]| {
+            directory_to_delete(&DeletedRun {
+                id: run,
+                tenant: "t".to_owned(),
+                session_id: Some("x".to_owned()),
+                staying: staying.iter().copied().map(definition).collect(),
+                definition: Some(definition(workspace)),
+            })
+        };
+        let of_session = Some("chats/s-x".to_owned());
+        let cases: [(&[&str], &Option<String>); 5] = [
+            (&[], &of_session),
+            (&["newer/{session_id}", "shared", "chats"], &of_session),
+            (&["newer/{session_id}", "./chats/{session_id}"], &None),
+            (&["chats/{session_id}/deep"], &None),
+            (&["chats/s-x"], &None),
+        ];
+        for (staying, left_behind) in cases {
+            assert_eq!(left("chats/{session_id}", staying), *left_behind, "{staying:?}");
+        }
+        let of_run = Some(format!("chats/s-x/r-{run}"));
+        let same = "chats/{session_id}/{run_id}";
+        assert_eq!((left(same, &[same]), left(same, &["newer"])), (of_run, of_session));
+    }
 }

@@ -1,10 +1,10 @@
-//! Files of workspaces that are kept in an object store, where `[tools.workspace] store` says so: what is
-//! kept counts, and the directory of this replica holds copies.
+//! Files of workspaces that are stored in an object store, if `[tools.workspace] store` says so. The stored
+//! files are authoritative; the directory of this replica holds copies.
 //!
-//! A scope is the directory of one workspace. Before its files are used, what others have changed is
-//! brought into it (`bringing`); what a call or a caller has changed is put into the object store and
-//! then, under the run's fence, into the database (`storing`) before the call is answered. What was changed
-//! and is not kept, because the run was lost in the middle, is undone before the scope is used again.
+//! Before the files of a workspace are used, the changes of other replicas are downloaded (`bringing`). What
+//! a call or a caller has changed is uploaded to the object store and then, under the run's fence, recorded
+//! in the database (`storing`) before the call is answered. Changes that were not stored, because the run
+//! was lost in between, are undone before the workspace is used again.
 
 mod bringing;
 mod collecting;
@@ -36,16 +36,16 @@ use crate::tools::keeping::{Keeper, NotKept, Touched};
 use crate::tools::layout::{self, Stamp};
 use crate::tools::quota::Quota;
 
-/// The name of the id in the store that identifies the object store.
+/// The name under which the database stores the id of the object store.
 const NAME: &str = "object_store";
 /// How long the object store may take for a small content.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Contents that are put or brought at the same time, for all runs.
+/// Contents that are uploaded or downloaded at the same time, for all runs.
 const TRANSFERS: usize = 16;
-/// How long a caller waits for an object store that is away, and between two looks whether it is.
+/// How long a caller waits for an unavailable object store, and how often it checks.
 const CALLERS_PATIENCE: Duration = Duration::from_secs(2);
-const CALLERS_LOOK: Duration = Duration::from_millis(200);
-/// The pause before something is tried again; it doubles.
+const CALLERS_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The first and the longest pause before a retry; each is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
 
@@ -62,11 +62,11 @@ pub(super) struct KeptFiles {
     quota: Arc<Quota>,
     /// Held while the directory is this process's.
     lock: OnceLock<File>,
-    /// The id that the store knows.
+    /// The id of the object store, as the database knows it.
     id: OnceLock<String>,
-    /// Whether the object store failed when it was used last.
+    /// Whether the last use of the object store failed.
     is_failing: AtomicBool,
-    /// Whether it was not there at the last look.
+    /// Whether it was unavailable at the last check.
     is_away: AtomicBool,
 }
 
@@ -75,19 +75,19 @@ struct Tenant {
     name: String,
     known: Mutex<BTreeMap<String, Known>>,
     scopes: Mutex<BTreeMap<String, Arc<WorkspaceDir>>>,
-    /// Held while files of it are put into their places.
+    /// Held while downloaded files get their paths.
     placing: Mutex<()>,
-    /// Held from a write of paths until what it made of them is known here.
+    /// Held from a write of paths until their new versions are known here.
     noting: tokio::sync::Mutex<()>,
     locks: DirectoryLocks,
 }
 
-/// A path that this replica has as it is kept.
+/// A path of which this replica has the stored version.
 #[derive(Debug, Clone)]
 struct Known {
     version: i64,
     content: KeptContent,
-    /// Of a file, as it was when it was brought or kept.
+    /// Of a file: its stamp when it was downloaded or stored.
     stamp: Option<Stamp>,
 }
 
@@ -96,35 +96,35 @@ struct WorkspaceDir {
     kept: Arc<KeptFiles>,
     tenant: Arc<Tenant>,
     directory: String,
-    /// Up to which version everything has been brought; `None` where nothing has. Held by the task
-    /// that brings or keeps something.
-    turn: tokio::sync::Mutex<Option<i64>>,
-    /// Paths that others have changed and that could not be brought yet.
-    behind: Mutex<BTreeSet<String>>,
-    /// Whether something may be there that is not kept.
+    /// The version up to which everything has been downloaded; `None` before the first download. Locked by
+    /// the task that downloads or stores.
+    synced: tokio::sync::Mutex<Option<i64>>,
+    /// Paths that other replicas have changed and that are not downloaded yet.
+    outdated: Mutex<BTreeSet<String>>,
+    /// Whether the directory may hold changes that are not stored.
     is_tainted: AtomicBool,
-    /// Whether what is known of it may not be true any more.
+    /// Whether `known` may be out of date.
     is_stale: AtomicBool,
     used: Mutex<Instant>,
 }
 
-/// Who keeps the files of a scope, for a run or for callers.
+/// Stores the files of a workspace, for a run or for callers.
 struct ScopeKeeper {
     scope: Arc<WorkspaceDir>,
     writer: Writer,
     user: User,
 }
 
-/// For whom files are kept.
+/// For whom files are stored.
 #[derive(Debug, Clone, Copy)]
 enum Writer {
     /// A run, under an epoch.
     Run(Uuid, i64),
-    /// A caller, while that run is there.
+    /// A caller; only while that run exists.
     Caller(Option<Uuid>),
 }
 
-/// Why something is tried again, or not.
+/// Why a try failed, which decides whether it is repeated.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -133,14 +133,14 @@ enum Failure {
     Objects(#[from] ObjectsError),
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// What was to be done is out of date; it is begun anew.
+    /// The work is based on an old version; it begins again.
     #[error("{0}")]
     Overtaken(String),
     #[error("another replica owns the run")]
     Fenced,
     #[error("the run or session of the files was deleted")]
     Orphaned,
-    /// It can only be done while no call changes files here.
+    /// It needs the exclusive lock of the directory.
     #[error("others are changing files of the workspace")]
     NotAlone,
 }
@@ -184,7 +184,7 @@ impl KeptFiles {
         self.lock.get().is_some()
     }
 
-    /// What is wrong, if something is.
+    /// Why the files cannot be stored, if so.
     pub(super) async fn fault(&self) -> Option<String> {
         let look = async {
             if !self.is_ready() {
@@ -192,29 +192,29 @@ impl KeptFiles {
                 let taken = tokio::task::spawn_blocking(move || layout::take_over(&root)).await;
                 let _ = self.lock.set(taken.map_err(|e| e.to_string())??);
             }
-            self.difference().await
+            self.check_access().await
         };
         let fault = in_time(&self.objects, look).await.err();
         self.is_away.store(fault.is_some(), Ordering::Relaxed);
         fault
     }
 
-    /// Resolves when a caller has waited for long enough, once the object store is known to be away.
-    async fn tells_callers(&self) {
+    /// Resolves when a caller has waited long enough for an object store that is known to be unavailable.
+    async fn caller_timeout(&self) {
         tokio::time::sleep(CALLERS_PATIENCE).await;
         while !(self.is_failing.load(Ordering::Relaxed) || self.is_away.load(Ordering::Relaxed)) {
-            tokio::time::sleep(CALLERS_LOOK).await;
+            tokio::time::sleep(CALLERS_POLL_INTERVAL).await;
         }
     }
 
-    /// Whether it is the object store that all replicas use, and takes what it is given.
-    async fn difference(&self) -> Result<(), String> {
+    /// Checks that the object store is the one that all replicas use, and that it accepts writes.
+    async fn check_access(&self) -> Result<(), String> {
         has_marker(&self.objects, self.id().await?).await?;
         if self.is_failing.load(Ordering::Relaxed) {
             let probe = format!(".probe/{}", self.owner);
             let put = self.objects.put(&probe, Bytes::from_static(b"probe\n")).await;
             put.map_err(|error| format!("{}: {error}", self.objects))?;
-            let _ = self.objects.delete(&probe).await; // it would be written over
+            let _ = self.objects.delete(&probe).await; // the next probe overwrites it anyway
             self.is_failing.store(false, Ordering::Relaxed);
         }
         Ok(())
@@ -228,8 +228,8 @@ impl KeptFiles {
         Ok(self.id.get_or_init(|| id))
     }
 
-    /// Fails where the directory of the object store is away, as that of a volume that is not mounted.
-    /// What is changed there counts only if it was there before and is there afterwards.
+    /// Fails if the directory of the object store is missing, as on a volume that is not mounted. A change
+    /// there counts only if this succeeds before and after it.
     async fn is_mounted(&self) -> Result<(), ObjectsError> {
         if !self.objects.is_directory() {
             return Ok(());
@@ -238,7 +238,7 @@ impl KeptFiles {
         has_marker(&self.objects, id).await.map_err(ObjectsError::Unavailable)
     }
 
-    /// Who keeps the files of a directory of a tenant, of no run yet.
+    /// What stores the files of a tenant's directory, without a run yet.
     pub(super) fn keeper(
         self: &Arc<Self>,
         tenant: &str,
@@ -269,8 +269,8 @@ impl KeptFiles {
                 kept: Arc::clone(self),
                 tenant: Arc::clone(&tenant),
                 directory: directory.to_owned(),
-                turn: tokio::sync::Mutex::default(),
-                behind: Mutex::default(),
+                synced: tokio::sync::Mutex::default(),
+                outdated: Mutex::default(),
                 is_tainted: AtomicBool::new(false),
                 is_stale: AtomicBool::new(false),
                 used: Mutex::new(Instant::now()),
@@ -280,13 +280,13 @@ impl KeptFiles {
         Arc::clone(scope)
     }
 
-    /// The directory of a tenant, for what is done in it by itself.
+    /// The directory of a tenant.
     fn directory_of(&self, tenant: &str) -> Result<Workspace, Failure> {
         let opened = Workspace::open(&self.root, tenant, ".");
         opened.map_err(|error| Failure::Io(std::io::Error::other(error)))
     }
 
-    /// Waits a little where it may still help; whether it may.
+    /// Pauses before a retry; false if there is no time left, or a retry cannot help.
     async fn may_retry(&self, since: Instant, pause: &mut Duration, failure: &Failure) -> bool {
         let is_of_objects = matches!(failure, Failure::Objects(_));
         if is_of_objects {
@@ -294,7 +294,7 @@ impl KeptFiles {
         }
         let is_passing = match failure {
             Failure::Store(error) => error.is_transient(),
-            Failure::Io(error) => !is_layout(error),
+            Failure::Io(error) => !is_path_conflict(error),
             Failure::Objects(_) | Failure::Overtaken(_) => true,
             Failure::Fenced | Failure::Orphaned | Failure::NotAlone => false,
         };
@@ -315,16 +315,16 @@ impl WorkspaceDir {
     }
 }
 
-/// Whether something else is at a path or above it, which trying again does not change.
-fn is_layout(error: &std::io::Error) -> bool {
+/// Whether something else is at a path or above it, so that a retry cannot help.
+fn is_path_conflict(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
     let kinds =
         [Kind::NotADirectory, Kind::IsADirectory, Kind::InvalidInput, Kind::InvalidFilename];
     kinds.contains(&error.kind())
 }
 
-/// Whether a path is that directory or lies beneath it.
-fn contains(directory: &str, path: &str) -> bool {
+/// Whether a path is that directory or in it.
+pub(super) fn contains(directory: &str, path: &str) -> bool {
     directory == "."
         || path == directory
         || path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
@@ -342,7 +342,7 @@ fn has_beneath(known: &BTreeMap<String, Known>, directory: &str) -> bool {
     known.range(beneath(directory)).next().is_some()
 }
 
-/// Where the paths beneath a directory are among all.
+/// The range of the paths beneath a directory, in a sorted map of all paths.
 fn beneath(directory: &str) -> Range<String> {
     format!("{directory}/")..format!("{directory}0")
 }
@@ -364,12 +364,12 @@ async fn id_of(store: &Store, objects: &Objects) -> Result<String, String> {
     let id = store.secret(NAME, mine.clone().into_bytes()).await.map_err(|e| e.to_string())?;
     let id = text(id);
     if id != mine {
-        let _ = objects.delete(&marker(&mine)).await; // it means nothing
+        let _ = objects.delete(&marker(&mine)).await; // another replica was first
     }
     Ok(id)
 }
 
-/// What is wrong with an object store, if something is. Changes nothing.
+/// Why an object store cannot be used, if so. Changes nothing.
 ///
 /// # Errors
 /// [`StoreError`].
@@ -382,7 +382,7 @@ pub async fn object_store_fault(
     Ok(in_time(objects, has_marker(objects, &id)).await.err())
 }
 
-/// Whether it is the object store of that id, which all replicas use.
+/// Checks that this is the object store with that id, which all replicas use.
 async fn has_marker(objects: &Objects, id: &str) -> Result<(), String> {
     let marker = marker(id);
     match objects.get_small(&marker).await {
@@ -394,7 +394,7 @@ async fn has_marker(objects: &Objects, id: &str) -> Result<(), String> {
     }
 }
 
-/// A look that has to end in time.
+/// Runs a check with a timeout.
 async fn in_time(
     objects: &Objects,
     look: impl Future<Output = Result<(), String>>,
@@ -404,7 +404,7 @@ async fn in_time(
 }
 
 impl ScopeKeeper {
-    /// A run waits as long as it may, a caller not for an object store that is away.
+    /// A run waits up to its limit; a caller does not wait for an unavailable object store.
     async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, NotKept>>,
@@ -413,7 +413,7 @@ impl ScopeKeeper {
             User::Run => work.await,
             User::Caller => tokio::select! {
                 done = work => done,
-                () = self.scope.kept.tells_callers() => Err(NotKept::Unavailable),
+                () = self.scope.kept.caller_timeout() => Err(NotKept::Unavailable),
             },
         }
     }

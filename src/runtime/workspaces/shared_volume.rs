@@ -1,8 +1,8 @@
-//! Whether this replica's workspace directory is the volume that all replicas share, where it has to
-//! be one: a marker in it holds the id that the store knows.
+//! Checks that this replica's workspace directory is the volume that all replicas share, if so configured: a
+//! marker file in it holds the id that the store knows.
 //!
-//! The first replica makes both, the marker first, so that a crash in between leaves a marker which
-//! the next one takes over. From then on a directory without the marker is not the volume.
+//! The first replica creates both, the marker first, so that the next replica can take the marker over after a
+//! crash in between. From then on, a directory without the marker is not the volume.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ const NAME: &str = "shared_workspace";
 pub(super) struct SharedVolume(OnceLock<String>);
 
 impl SharedVolume {
-    /// What is wrong with this directory, if something is.
+    /// Why this directory cannot be used, if so.
     pub(super) async fn fault(&self, store: &Store, root: &Path) -> Option<String> {
         let id = match self.0.get() {
             Some(id) => id.clone(),
@@ -34,14 +34,13 @@ impl SharedVolume {
         look.unwrap_or_else(|failed| Some(failed.to_string()))
     }
 
-    /// The same as of the id that is known, without a pause; nothing where none is known yet.
+    /// The same by the id that is known here, without I/O on the store; false if none is known yet.
     pub(super) fn is_elsewhere(&self, root: &Path) -> bool {
         self.0.get().is_some_and(|id| difference(root, id).is_some())
     }
 }
 
-/// What is wrong with a workspace directory that all replicas should share, if something is. Makes
-/// nothing.
+/// Why a workspace directory that all replicas should share cannot be used, if so. Creates nothing.
 ///
 /// # Errors
 /// [`StoreError`].

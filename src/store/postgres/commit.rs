@@ -15,19 +15,19 @@ use crate::store::StoreError;
 use crate::store::batch::{Batch, Cancelling, Passed, Step};
 use crate::store::sql::{Kind, Value};
 
-/// SQLSTATE of a division by zero, which only [`ALL_PASSED`] can be.
+/// SQLSTATE of a division by zero, which only [`ALL_PASSED`] can cause.
 const NOT_ALL_PASSED: &str = "22012";
 
-/// What holds where every run has passed; else the statement fails. It is followed by their number.
+/// Begins an expression that fails (division by zero) unless every run has passed. The number of runs follows.
 const ALL_PASSED: &str = "1 / (CASE WHEN (SELECT count(*) FROM passed) =";
 
-/// Writes a batch as one statement; the runs. `None`: some would not pass, and nothing is written,
-/// because what models took is added up over all.
+/// Writes a batch as one statement; the runs that passed. `None`: some would not pass the fence, and
+/// nothing is written, because the sums of usage are those of all runs.
 pub(super) async fn write_at_once(
     connection: &mut PgConnection,
     batch: &Batch,
 ) -> Result<Option<Passed>, StoreError> {
-    match run(connection, batch, batch.added(|_| true).as_ref()).await {
+    match run(connection, batch, batch.usage_step(|_| true).as_ref()).await {
         Err(sqlx::Error::Database(error)) if error.code().is_some_and(|c| c == NOT_ALL_PASSED) => {
             Ok(None)
         }
@@ -41,7 +41,7 @@ pub(super) async fn write(
     batch: &Batch,
 ) -> Result<Passed, StoreError> {
     let passed = run(connection, batch, None).await?;
-    if let Some(step) = batch.added(|run| passed.contains_key(run)) {
+    if let Some(step) = batch.usage_step(|run| passed.contains_key(run)) {
         let (mut sql, mut arguments) = (String::new(), PgArguments::default());
         bind(&mut arguments, &step).map_err(sqlx::Error::Encode)?;
         add(&mut sql, &mut 0, &step, "true");
@@ -50,22 +50,22 @@ pub(super) async fn write(
     Ok(passed)
 }
 
-/// `added`: a step for which all runs must pass.
+/// With the step `usage`, the statement fails unless all runs pass.
 async fn run(
     connection: &mut PgConnection,
     batch: &Batch,
-    added: Option<&Step>,
+    usage: Option<&Step>,
 ) -> Result<Passed, sqlx::Error> {
     let mut arguments = PgArguments::default();
-    for step in batch.fence.iter().chain(&batch.rest).chain(added) {
+    for step in batch.fence.iter().chain(&batch.rest).chain(usage) {
         bind(&mut arguments, step).map_err(sqlx::Error::Encode)?;
     }
-    if added.is_some() {
+    if usage.is_some() {
         let runs: usize = batch.fence.iter().map(|step| step.rows.len()).sum();
         let runs = i64::try_from(runs).unwrap_or(i64::MAX);
         arguments.add(runs).map_err(sqlx::Error::Encode)?;
     }
-    let statement = sqlx::query_with(AssertSqlSafe(compose(batch, added)), arguments);
+    let statement = sqlx::query_with(AssertSqlSafe(compose(batch, usage)), arguments);
     let row = |row: &PgRow| {
         let reason = row.try_get(2)?;
         Ok((row.try_get(0)?, row.try_get::<bool, _>(1)?.then_some(Cancelling { reason })))
@@ -73,7 +73,7 @@ async fn run(
     statement.fetch_all(connection).await?.iter().map(row).collect()
 }
 
-fn compose(batch: &Batch, added: Option<&Step>) -> String {
+fn compose(batch: &Batch, usage: Option<&Step>) -> String {
     let mut sql = String::from("WITH ");
     let mut bound = 0;
     for step in &batch.fence {
@@ -90,7 +90,7 @@ fn compose(batch: &Batch, added: Option<&Step>) -> String {
         add(&mut sql, &mut bound, step, "(w.run_id IN (SELECT id FROM passed)) IS TRUE");
         sql.push(')');
     }
-    if let Some(step) = added {
+    if let Some(step) = usage {
         let runs = bound + step.columns.len() + 1;
         let _ = write!(sql, ", {}_rows AS (", step.name);
         add(&mut sql, &mut bound, step, &format!("{ALL_PASSED} ${runs} THEN 1 ELSE 0 END) = 1"));
@@ -100,7 +100,7 @@ fn compose(batch: &Batch, added: Option<&Step>) -> String {
     sql
 }
 
-/// Adds the statement of a step, for rows of which a condition holds beside its own.
+/// Adds the statement of a step, for the rows that meet both its own condition and this one.
 fn add(sql: &mut String, bound: &mut usize, step: &Step, condition: &str) {
     let _ = write!(sql, "{} (SELECT ", step.head);
     for (index, column) in step.columns.iter().enumerate() {

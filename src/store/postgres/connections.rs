@@ -22,11 +22,11 @@ use crate::store::{ConnectionCounts, StoreError};
 /// How long a caller waits for a free connection, and for a new one to open.
 const ACQUIRE: Duration = Duration::from_secs(2);
 /// How long a caller waits for a free connection where another one has waited in vain not long ago.
-const ACQUIRE_BEHIND: Duration = Duration::from_millis(300);
+const ACQUIRE_WHEN_EXHAUSTED: Duration = Duration::from_millis(300);
 /// The limit of one operation, a little over the server's `statement_timeout`.
 const OPERATION: Duration = Duration::from_secs(6);
-/// A connection that rested longer is asked whether it still lives.
-const RESTED: Duration = Duration::from_secs(10);
+/// A connection that was idle for longer is pinged before it is used.
+const PING_AFTER_IDLE: Duration = Duration::from_secs(10);
 
 /// Connections for one kind of work.
 pub(super) struct Connections {
@@ -41,7 +41,7 @@ pub(super) struct Connections {
 /// A connection in use; closed unless it is [settled](PooledConnection::settle).
 pub(super) struct PooledConnection<'p> {
     connection: PgConnection,
-    home: &'p Connections,
+    pool: &'p Connections,
     _permit: SemaphorePermit<'p>,
 }
 
@@ -65,22 +65,26 @@ impl Connections {
             unavailable("all connections are busy")
         })?;
         let permit = permit.map_err(|_| unavailable("it is closed"))?;
-        let line = |connection| PooledConnection { connection, home: self, _permit: permit };
-        let rested = self.idle().pop();
-        if let Some((mut connection, since)) = rested {
-            if since.elapsed() < RESTED
+        let pooled = |connection| PooledConnection { connection, pool: self, _permit: permit };
+        let idle = self.idle().pop();
+        if let Some((mut connection, since)) = idle {
+            if since.elapsed() < PING_AFTER_IDLE
                 || matches!(timeout(ACQUIRE, connection.ping()).await, Ok(Ok(())))
             {
-                return Ok(line(connection));
+                return Ok(pooled(connection));
             }
             self.idle().clear();
         }
-        Ok(line(self.open().await?))
+        Ok(pooled(self.open().await?))
     }
 
     fn patience(&self) -> Duration {
         let exhausted_at = *self.exhausted_at.lock();
-        if exhausted_at.is_some_and(|at| at.elapsed() < ACQUIRE) { ACQUIRE_BEHIND } else { ACQUIRE }
+        if exhausted_at.is_some_and(|at| at.elapsed() < ACQUIRE) {
+            ACQUIRE_WHEN_EXHAUSTED
+        } else {
+            ACQUIRE
+        }
     }
 
     pub(super) fn counts(&self) -> ConnectionCounts {
@@ -115,10 +119,10 @@ impl PooledConnection<'_> {
     pub(super) fn settle<T>(self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         match &result {
             Err(error) if error.is_transient() && !matches!(error, StoreError::Conflict(_)) => {
-                self.home.idle().clear();
+                self.pool.idle().clear();
             }
-            _ if self.home.permits.is_closed() => {}
-            _ => self.home.idle().push((self.connection, Instant::now())),
+            _ if self.pool.permits.is_closed() => {}
+            _ => self.pool.idle().push((self.connection, Instant::now())),
         }
         result
     }

@@ -1,54 +1,54 @@
-//! A copy of the database that follows it, for lists: what it shows is as old as it lags behind.
+//! A standby of the database, for lists: its rows are as old as its replication lag.
 //!
-//! Whatever goes wrong there, the database itself is asked, and the copy left alone for a while.
+//! When a read fails, the database itself is asked, and the standby is not used for a while.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::ask;
 use super::connections::Connections;
+use super::run_rendered;
 use crate::store::StoreError;
 use crate::store::sql::{Rendered, Row};
 
-/// How long a copy that failed is left alone.
-const REST: Duration = Duration::from_secs(10);
+/// How long a standby is not used after a failure.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// The copy.
+/// The standby.
 pub(super) struct Standby {
     connections: Connections,
     transaction_pooler: bool,
-    rests_until: Mutex<Option<Instant>>,
+    skipped_until: Mutex<Option<Instant>>,
 }
 
 impl Standby {
     pub(super) fn new(connections: Connections, transaction_pooler: bool) -> Self {
-        Self { connections, transaction_pooler, rests_until: Mutex::default() }
+        Self { connections, transaction_pooler, skipped_until: Mutex::default() }
     }
 
     pub(super) fn connections(&self) -> &Connections {
         &self.connections
     }
 
-    /// What it has; `None` where it cannot be read.
+    /// The rows of a statement; `None` if the standby cannot be read.
     pub(super) async fn read(&self, statement: &Rendered) -> Option<Vec<Row>> {
-        let rests = self.rests_until.lock().is_some_and(|until| Instant::now() < until);
-        if rests {
+        let is_skipped = self.skipped_until.lock().is_some_and(|until| Instant::now() < until);
+        if is_skipped {
             return None;
         }
-        match self.ask(statement).await {
+        match self.try_to_read(statement).await {
             Ok(rows) => Some(rows),
             Err(error) => {
                 tracing::warn!(%error, "the standby (database.read_url) failed; reading lists from database.url");
-                *self.rests_until.lock() = Some(Instant::now() + REST);
+                *self.skipped_until.lock() = Some(Instant::now() + RETRY_AFTER);
                 None
             }
         }
     }
 
-    async fn ask(&self, statement: &Rendered) -> Result<Vec<Row>, StoreError> {
-        let mut line = self.connections.get().await?;
-        let rows = ask(&mut line, statement, self.transaction_pooler).await;
-        line.settle(rows)
+    async fn try_to_read(&self, statement: &Rendered) -> Result<Vec<Row>, StoreError> {
+        let mut connection = self.connections.get().await?;
+        let rows = run_rendered(&mut connection, statement, self.transaction_pooler).await;
+        connection.settle(rows)
     }
 }

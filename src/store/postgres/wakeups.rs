@@ -21,11 +21,11 @@ pub(super) const CHANNEL: &str = "toolloop";
 const QUEUE: &str = "queue";
 const KEYS: &str = "keys";
 /// The pause before the listener connects again.
-const RECONNECT: Duration = Duration::from_secs(1);
-/// A connection on which nothing was heard for so long is asked whether it still lives.
-const QUIET: Duration = Duration::from_secs(5);
-/// How long it may take to answer.
-const ANSWER: Duration = Duration::from_secs(2);
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+/// A connection that was silent for so long is pinged.
+const PING_AFTER_SILENCE: Duration = Duration::from_secs(5);
+/// How long the answer to that ping may take.
+const PING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a hint is sent as.
 pub(super) fn payload(wakeup: Wakeup) -> String {
@@ -42,23 +42,23 @@ pub(super) struct Wakeups {
     options: PgConnectOptions,
     /// Otherwise everything is found by polling.
     listens: bool,
-    heard: broadcast::Sender<Wakeup>,
+    hints: broadcast::Sender<Wakeup>,
     task: OnceLock<AbortHandle>,
 }
 
 impl Wakeups {
     pub(super) fn new(options: PgConnectOptions, listens: bool) -> Self {
-        Self { options, listens, heard: broadcast::Sender::new(1024), task: OnceLock::new() }
+        Self { options, listens, hints: broadcast::Sender::new(1024), task: OnceLock::new() }
     }
 
     pub(super) fn subscribe(&self) -> broadcast::Receiver<Wakeup> {
-        let receiver = self.heard.subscribe();
+        let receiver = self.hints.subscribe();
         if !self.listens {
             return receiver;
         }
         self.task.get_or_init(|| {
-            let (options, heard) = (self.options.clone(), self.heard.clone());
-            tokio::spawn(listen(options, heard)).abort_handle()
+            let (options, hints) = (self.options.clone(), self.hints.clone());
+            tokio::spawn(listen(options, hints)).abort_handle()
         });
         receiver
     }
@@ -76,15 +76,15 @@ impl Drop for Wakeups {
     }
 }
 
-async fn listen(options: PgConnectOptions, heard: broadcast::Sender<Wakeup>) {
+async fn listen(options: PgConnectOptions, hints: broadcast::Sender<Wakeup>) {
     let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
     loop {
-        if let Err(error) = listen_until_broken(&pool, &heard).await {
+        if let Err(error) = listen_until_broken(&pool, &hints).await {
             tracing::debug!(%error, "the listener lost its connection");
         }
         // Without a receiver there is nothing to do.
-        let _ = heard.send(Wakeup::Resync);
-        tokio::time::sleep(RECONNECT).await;
+        let _ = hints.send(Wakeup::Resync);
+        tokio::time::sleep(RECONNECT_PAUSE).await;
     }
 }
 
@@ -92,16 +92,17 @@ async fn listen(options: PgConnectOptions, heard: broadcast::Sender<Wakeup>) {
 /// broke, is made up for by a resync on either side.
 async fn listen_until_broken(
     pool: &sqlx::PgPool,
-    heard: &broadcast::Sender<Wakeup>,
+    hints: &broadcast::Sender<Wakeup>,
 ) -> Result<(), sqlx::Error> {
     let mut listener = PgListener::connect_with(pool).await?;
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;
-    let _ = heard.send(Wakeup::Resync);
+    let _ = hints.send(Wakeup::Resync);
     loop {
-        let heard_of = timeout(QUIET, listener.try_recv()).await;
-        let Ok(notification) = heard_of else {
-            let answer = timeout(ANSWER, sqlx::query("SELECT 1").execute(&mut listener)).await;
+        let received = timeout(PING_AFTER_SILENCE, listener.try_recv()).await;
+        let Ok(notification) = received else {
+            let answer =
+                timeout(PING_TIMEOUT, sqlx::query("SELECT 1").execute(&mut listener)).await;
             answer.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))??;
             continue;
         };
@@ -112,6 +113,6 @@ async fn listen_until_broken(
             None if notification.payload() == KEYS => Wakeup::Keys,
             None => Wakeup::Resync,
         };
-        let _ = heard.send(wakeup);
+        let _ = hints.send(wakeup);
     }
 }

@@ -13,7 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Writer;
 
-/// From one look at the log to the next, while there are commits.
+/// The pause between two checks of the log, while there are commits.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The same after a failure.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ const MIN_PAGES: i64 = 1_000;
 /// anew: 32 MiB.
 const MAX_PAGES: i64 = 8_000;
 
-/// The task that does it. Ends when this is dropped.
+/// The background task that copies. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Checkpoints {
     committed: Arc<Notify>,
@@ -87,27 +87,27 @@ async fn copy_regularly(
 }
 
 async fn copy(connection: &mut SqliteConnection, writer: &Mutex<Writer>) -> sqlx::Result<()> {
-    let before = asked(connection, "PRAGMA wal_checkpoint(NOOP)").await?;
+    let before = checkpoint(connection, "PRAGMA wal_checkpoint(NOOP)").await?;
     if before.pages < MIN_PAGES {
         return Ok(());
     }
-    let log = asked(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
+    let log = checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
     // A reader of what was before keeps the rest from being copied, however often that is tried.
     if log.pages >= MAX_PAGES && log.copied > before.copied {
         // Only what was committed since is left, and the next commit finds all of it copied.
         let _nothing_is_written = writer.lock().await;
-        asked(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
+        checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
     }
     Ok(())
 }
 
-/// How far the log is.
+/// The pages in the log, and how many of them are copied.
 struct Log {
     pages: i64,
     copied: i64,
 }
 
-async fn asked(connection: &mut SqliteConnection, checkpoint: &'static str) -> sqlx::Result<Log> {
-    let row = sqlx::query(checkpoint).fetch_one(connection).await?;
+async fn checkpoint(connection: &mut SqliteConnection, pragma: &'static str) -> sqlx::Result<Log> {
+    let row = sqlx::query(pragma).fetch_one(connection).await?;
     Ok(Log { pages: row.try_get("log")?, copied: row.try_get("checkpointed")? })
 }

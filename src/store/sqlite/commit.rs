@@ -40,12 +40,12 @@ pub(super) async fn write(
         let is_cancelled: bool = row.read("is_cancelled")?;
         passed.insert(row.read("id")?, is_cancelled.then_some(Cancelling { reason }));
     }
-    let added = batch.added(|run| passed.contains_key(run));
+    let usage = batch.usage_step(|run| passed.contains_key(run));
     let mut rest = batch.rest;
     for step in &mut rest {
         step.keep(&passed);
     }
-    rest.extend(added);
+    rest.extend(usage);
     run(connection, "", rest, after).await?;
     Ok(passed)
 }

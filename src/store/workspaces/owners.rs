@@ -1,4 +1,4 @@
-//! Whether the run or the session is there of which files are changed.
+//! Whether the run or the session whose files are changed exists.
 
 use uuid::Uuid;
 
@@ -7,12 +7,12 @@ use super::super::sql::Query;
 use super::super::{Store, StoreError};
 
 impl Store {
-    /// Whether a run is there.
+    /// Whether a run exists.
     pub async fn has_run(&self, run: Uuid) -> Result<bool, StoreError> {
-        Ok(!self.backend.read(Work::Data, there(run)).await?.is_empty())
+        Ok(!self.backend.read(Work::Data, query_run(run)).await?.is_empty())
     }
 
-    /// The newest run of a session, which is there for as long as the session is, if no other begins.
+    /// The newest run of a session. While no other run begins, it exists for as long as the session.
     pub async fn newest_run_of(
         &self,
         tenant: &str,
@@ -28,6 +28,6 @@ impl Store {
     }
 }
 
-pub(super) fn there(run: Uuid) -> Query {
+pub(super) fn query_run(run: Uuid) -> Query {
     Query::new("SELECT 1 FROM runs WHERE id = :run").bind("run", run)
 }

@@ -1,5 +1,5 @@
-//! At which paths there can be nothing because of what others have put above or beneath them: nothing
-//! lies beneath a file or a link.
+//! Which paths cannot exist because of what others have put above or beneath them: nothing can lie
+//! beneath a file or a link.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,11 +8,12 @@ use super::super::conflict::retry_conflicts;
 use super::super::sql::Query;
 use super::super::{Store, StoreError};
 use super::{
-    CHUNK, Due, KeptContent, PAGE, PathWrite, at_paths, let_go, next_version, object_of, upsert,
+    CHUNK, KeptContent, PAGE, PathChange, PathWrite, at_paths, next_version, object_of,
+    release_objects, upsert,
 };
 
-/// What writes make of paths: `None` where they delete, else whether something can lie beneath.
-type Written<'a> = BTreeMap<&'a str, Option<bool>>;
+/// The paths of writes: `None` if deleted, else whether the path becomes a directory.
+type WrittenPaths<'a> = BTreeMap<&'a str, Option<bool>>;
 
 impl Store {
     /// Deletes those of some paths that lie beneath a file or a link, where nothing can be laid out;
@@ -33,7 +34,7 @@ impl Store {
         let mut tx = self.backend.begin(Work::Data).await?;
         let version = next_version(&mut *tx, tenant).await?;
         let all = paths.iter().map(String::as_str);
-        let shadowed = shadowed(&mut *tx, tenant, all, &Written::new()).await?;
+        let shadowed = shadowed(&mut *tx, tenant, all, &WrittenPaths::new()).await?;
         let paths: Vec<String> = shadowed.iter().cloned().collect();
         for some in paths.chunks(CHUNK) {
             let there = at_paths(&mut *tx, tenant, some).await?;
@@ -45,41 +46,44 @@ impl Store {
                 .collect();
             let deletes: Vec<&PathWrite> = deletes.iter().collect();
             tx.run(upsert(tenant, version, None, &deletes)).await?;
-            let_go(&mut *tx, &objects).await?;
+            release_objects(&mut *tx, &objects).await?;
         }
         tx.commit().await?;
         Ok(shadowed)
     }
 }
 
-/// The paths of writes at which there cannot be what is written. The tenant's files are locked.
-pub(super) async fn impossible(
+/// The paths of writes that cannot exist because of paths above or beneath them. The tenant's files are locked.
+pub(super) async fn blocked_paths(
     tx: &mut dyn Transaction,
     tenant: &str,
-    due: &[Due<'_>],
+    changes: &[PathChange<'_>],
 ) -> Result<BTreeSet<String>, StoreError> {
-    let written: Written<'_> = due
+    let written: WrittenPaths<'_> = changes
         .iter()
-        .map(|due| (due.write.path.as_str(), due.write.content.as_ref().map(can_hold)))
+        .map(|change| (change.write.path.as_str(), change.write.content.as_ref().map(is_directory)))
         .collect();
-    let is_new = |due: &&Due<'_>| due.write.content.is_some() && due.before.is_none();
-    let new = due.iter().filter(is_new).map(|due| due.write.path.as_str());
-    let mut impossible = shadowed(tx, tenant, new, &written).await?;
+    let is_new =
+        |change: &&PathChange<'_>| change.write.content.is_some() && change.before.is_none();
+    let new = changes.iter().filter(is_new).map(|change| change.write.path.as_str());
+    let mut blocked = shadowed(tx, tenant, new, &written).await?;
     // What lay beneath a file or a link before was found when it was written.
-    let closing: Vec<&str> = due
+    let closing: Vec<&str> = changes
         .iter()
-        .filter(|due| due.write.content.as_ref().is_some_and(|content| !can_hold(content)))
-        .filter(|due| due.before.as_ref().is_none_or(can_hold))
-        .map(|due| due.write.path.as_str())
+        .filter(|change| {
+            change.write.content.as_ref().is_some_and(|content| !is_directory(content))
+        })
+        .filter(|change| change.before.as_ref().is_none_or(is_directory))
+        .map(|change| change.write.path.as_str())
         .collect();
     for some in closing.chunks(CHUNK) {
         let beneath = beneath(tx, tenant, some).await?;
         for path in beneath.iter().filter(|path| written.get(path.as_str()) != Some(&None)) {
             let closed = directories_of(path).filter(|above| some.contains(above));
-            impossible.extend(closed.map(str::to_owned));
+            blocked.extend(closed.map(str::to_owned));
         }
     }
-    Ok(impossible)
+    Ok(blocked)
 }
 
 /// Of some paths, those that lie beneath a file or a link once the writes are done.
@@ -87,7 +91,7 @@ async fn shadowed<'p>(
     tx: &mut dyn Transaction,
     tenant: &str,
     paths: impl Iterator<Item = &'p str>,
-    written: &Written<'_>,
+    written: &WrittenPaths<'_>,
 ) -> Result<BTreeSet<String>, StoreError> {
     let paths: Vec<&str> = paths.collect();
     let above: BTreeSet<&str> = paths.iter().flat_map(|path| directories_of(path)).collect();
@@ -100,16 +104,16 @@ async fn shadowed<'p>(
         .collect();
     for some in unwritten.chunks(PAGE as usize) {
         let there = at_paths(tx, tenant, some).await?;
-        let holds_nothing = |content: &KeptContent| !can_hold(content);
-        let there = there.into_iter().filter(|it| it.content.as_ref().is_some_and(holds_nothing));
+        let is_no_directory = |content: &KeptContent| !is_directory(content);
+        let there = there.into_iter().filter(|it| it.content.as_ref().is_some_and(is_no_directory));
         closed.extend(there.map(|it| it.path));
     }
-    let is_buried = |path: &&str| directories_of(path).any(|above| closed.contains(above));
-    Ok(paths.into_iter().filter(is_buried).map(str::to_owned).collect())
+    let is_shadowed = |path: &&str| directories_of(path).any(|above| closed.contains(above));
+    Ok(paths.into_iter().filter(is_shadowed).map(str::to_owned).collect())
 }
 
-/// Whether something can lie beneath.
-fn can_hold(content: &KeptContent) -> bool {
+/// Only a directory can have paths beneath it.
+fn is_directory(content: &KeptContent) -> bool {
     matches!(content, KeptContent::Directory)
 }
 

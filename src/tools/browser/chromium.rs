@@ -1,8 +1,8 @@
 //! The process of a Chromium without a window.
 //!
-//! Its pipe belongs to this process alone, and it ends when the pipe closes, however this process
-//! ended. It has no way to the network: every name is unknown to it and every request goes to a proxy
-//! that does not exist, unless the request is answered before it is sent (`traffic`).
+//! It is controlled through a pipe, and ends when the pipe closes, however this process ends. It cannot
+//! reach the network: no name resolves, and its proxy does not exist. Requests are intercepted and
+//! answered before they are sent (`traffic`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ const WITH_PIPE: &str =
 const SWITCHES: [&str; 24] = [
     "--headless",
     "--remote-debugging-pipe",
-    // Every address goes to a proxy that is not there, those of this machine too.
+    // All addresses, loopback included, go to a proxy that does not exist.
     "--proxy-server=http://127.0.0.1:9",
     "--proxy-bypass-list=<-loopback>",
     "--host-resolver-rules=MAP * ~NOTFOUND",

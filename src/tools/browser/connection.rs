@@ -29,7 +29,7 @@ const LARGE_MESSAGE: usize = 256 * 1024;
 const MAX_COMMANDS: usize = 64;
 /// Events that wait to be read.
 const MAX_EVENTS: usize = 1_024;
-/// What a command answers once the browser is gone.
+/// The error of a command after the browser has ended.
 const GONE: &str = "the browser has ended";
 
 /// An event of a session, or of the browser itself.
@@ -120,7 +120,7 @@ impl Connection {
         }
     }
 
-    /// A place for events that are not read in time.
+    /// A bounded queue for events.
     pub(super) fn channel() -> (EventSender, mpsc::Receiver<Event>) {
         mpsc::channel(MAX_EVENTS)
     }
@@ -130,7 +130,7 @@ impl Connection {
         self.shared.sessions.lock().insert(session.to_owned(), events);
     }
 
-    /// Says there which targets a browser context gets.
+    /// Sends events about new targets of a browser context there.
     pub(super) fn watch_context(&self, context: &str, events: EventSender) {
         self.shared.contexts.lock().insert(context.to_owned(), events);
     }
@@ -247,7 +247,7 @@ impl Shared {
     }
 }
 
-/// Passes an event on. Who does not keep up gets no more of them, and notices.
+/// Passes an event on. A reader that does not keep up is unsubscribed, and its channel closes.
 fn send(readers: &Mutex<HashMap<String, EventSender>>, reader: &str, event: Event) {
     let mut readers = readers.lock();
     let is_lost = |events: &EventSender| events.try_send(event).is_err();

@@ -1,7 +1,7 @@
-//! What a page downloads while a call takes files.
+//! The downloads of a page during a call that accepts files.
 //!
-//! Chromium puts a file into a directory of this page alone, under a name of its own; it is counted and
-//! bounded while it arrives. Whether and where it is kept is decided afterwards (`saving`).
+//! Chromium writes each file into a directory of this page, under a name that it generates. Number and
+//! size are bounded while files arrive. Whether and where they are saved is decided later (`saving`).
 
 use std::io;
 use std::os::unix::fs::chown;
@@ -33,10 +33,10 @@ pub(super) struct Downloads(Mutex<State>);
 #[derive(Default)]
 struct State {
     place: Option<Place>,
-    /// Whether a call is under way that takes files.
+    /// Whether the current call accepts files.
     is_taking: bool,
-    /// How many the browser has reported since then.
-    told: usize,
+    /// The number of downloads that the browser has reported during this call.
+    reported: usize,
     begun: Vec<Download>,
 }
 
@@ -67,7 +67,7 @@ enum Progress {
 
 impl Download {
     /// # Errors
-    /// Why it is not there.
+    /// Why the file did not arrive.
     pub(super) fn outcome(&self) -> Result<(), &'static str> {
         match self.state {
             Progress::Complete => Ok(()),
@@ -90,7 +90,7 @@ impl Place {
 }
 
 impl Downloads {
-    /// A call begins that takes files; answers where the browser is to put them.
+    /// Begins to accept files; returns the directory for them.
     ///
     /// # Errors
     /// Why there is no such place.
@@ -103,11 +103,11 @@ impl Downloads {
             state.place.insert(place).directory.path().to_owned()
         };
         state.begun.clear();
-        (state.is_taking, state.told) = (true, 0);
+        (state.is_taking, state.reported) = (true, 0);
         Ok(path)
     }
 
-    /// The call takes no more of them. Answers what began to arrive, and where it is.
+    /// Ends accepting files; returns the downloads that began, and their directory.
     pub(super) fn end(&self) -> Option<(Arc<Dir>, Vec<Download>)> {
         let mut state = self.0.lock();
         state.is_taking = false;
@@ -122,7 +122,7 @@ impl Downloads {
     /// Whether a call takes files, and the browser has reported fewer than so many.
     pub(super) fn are_fewer_than(&self, files: usize) -> bool {
         let state = self.0.lock();
-        state.is_taking && state.told < files
+        state.is_taking && state.reported < files
     }
 
     /// Notes that a file begins to arrive.
@@ -131,7 +131,7 @@ impl Downloads {
     /// Why it is not taken.
     pub(super) fn begun(&self, params: &Value) -> Result<(), String> {
         let mut state = self.0.lock();
-        state.told += 1;
+        state.reported += 1;
         if !state.is_taking {
             return Err(
                 "only a click or a text saves files: open the page that has the link, and \

@@ -1,8 +1,8 @@
 //! One page: an isolated context of the browser with one tab, as long as its run uses it.
 //!
-//! What the page shows is read by a script of ours (`page.js`) in a world of its own; clicks and keys
-//! come as a person's do. The caller bounds the time. What the page says is a text for the model, and
-//! nothing else.
+//! The content is read by `page.js` in an isolated world of the page. Clicks and keys are sent as input
+//! events, like those of a person. The caller bounds the time. The content of a page is text for the
+//! model and is never interpreted here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,12 +28,12 @@ const SCRIPT: &str = include_str!("page.js");
 const QUIET: Duration = Duration::from_millis(300);
 /// A page whose requests are not answered has settled if it makes no more of them for this long.
 const WAITS_IN_VAIN: Duration = Duration::from_secs(3);
-/// A page that does not settle is taken as it is after this time, and after a part of that of a call.
+/// A page that does not settle is taken as it is after this time, or after a part of the call's timeout.
 const RESTLESS: Duration = Duration::from_secs(10);
 const PART: u32 = 2;
 /// Between two looks at a page that has not settled.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
-/// Tries to ask a page that is loaded anew in the meantime.
+/// Tries to evaluate a script in a page that is reloaded in the meantime.
 const TRIES: usize = 5;
 /// The browser's answer where a page has no document at the moment.
 const DETACHED: &str = "Not attached to an active page";
@@ -100,7 +100,7 @@ impl Page {
         Ok(page)
     }
 
-    /// Before anything runs in it.
+    /// Sets the page up before any of its scripts runs.
     async fn prepare(&self, Viewport { width, height }: Viewport) -> Result<(), String> {
         let tab = &self.tab;
         let size =
@@ -263,8 +263,8 @@ impl Page {
         self.check_attached().await
     }
 
-    /// That the browser still has the page. While one document replaces another it may say otherwise;
-    /// a page of which it keeps saying so is closed.
+    /// Checks that the browser still has the page. While a document is being replaced the browser may
+    /// deny it, so a page counts as closed only if that persists.
     async fn check_attached(&self) -> Result<(), String> {
         for _ in 0..TRIES {
             match self.tab.call("Page.getNavigationHistory", json!({})).await {
@@ -276,7 +276,7 @@ impl Page {
         Err("the page does not stay as it is for long enough, and was closed".into())
     }
 
-    /// Whether a file is on its way, or was answered a moment ago and the browser has not reported it.
+    /// Whether a download is running, or was just answered and is not reported by the browser yet.
     fn awaits_files(&self) -> bool {
         let Tab { traffic, downloads, .. } = &*self.tab;
         let is_untold = downloads.are_fewer_than(traffic.files());

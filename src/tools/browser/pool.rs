@@ -2,10 +2,11 @@
 //!
 //! It starts with the first page and ends a minute after the last one was used. A page belongs to one
 //! run and is found by no other. It closes with its run; a minute after the run was parked; after ten
-//! minutes without use; or when another run needs its place. Where all are in use, runs wait for one in
-//! the order in which they came.
+//! minutes without use; or when another run needs its place. Where all are in use, runs wait for one: those
+//! of a tenant in the order in which they came, and tenants in turn.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -42,17 +43,22 @@ pub struct BrowserSettings {
     pub viewport: Viewport,
 }
 
+/// Locks by what they are of.
+type Locks<K> = parking_lot::Mutex<HashMap<K, Weak<Mutex<()>>>>;
+
 pub(super) struct Pool {
     settings: BrowserSettings,
     client: Client,
     state: Mutex<State>,
     /// Whether there is a browser, as far as that is known without waiting.
     is_running: AtomicBool,
-    /// Of each run, who uses its page: one call after another.
-    turns: parking_lot::Mutex<HashMap<Uuid, Weak<Mutex<()>>>>,
-    /// Held by the run that waits for a page; the others wait for that, in their order.
+    /// A lock for each run, so that its calls use its page one after another.
+    turns: Locks<Uuid>,
+    /// A lock for each tenant, which serialises its runs that wait for a page.
+    queues: Locks<String>,
+    /// Held by the run that is next to get a page. The first waiting run of each tenant queues for it.
     queue: Mutex<()>,
-    /// Told when a page may not be in use any more.
+    /// Notified when a page may have become free.
     freed: Notify,
 }
 
@@ -62,7 +68,7 @@ struct State {
     /// A page that was opened before a run needs it.
     spare: Option<Page>,
     is_preparing_spare: bool,
-    /// Held once more by each run whose page is being opened.
+    /// Its reference count, less one, is the number of runs whose pages are being opened.
     opening: Arc<()>,
     used: Instant,
 }
@@ -74,7 +80,7 @@ struct KeptPage {
 }
 
 impl State {
-    /// Whether there is room for one more page. Closes one that is not in use, where it needs to.
+    /// Whether there is room for one more page. If necessary, closes one that is not in use.
     fn makes_room(&mut self, most: usize) -> bool {
         self.pages.retain(|_, kept| kept.is_kept());
         if self.pages.len() + self.opening() < most {
@@ -107,8 +113,8 @@ impl KeptPage {
     }
 }
 
-/// A run's call may use the run's page. Where the call does not come to its end, the page is closed,
-/// and the next call begins after that.
+/// The right of a call to use its run's page. If it is dropped before [`Turn::end`], the page is closed
+/// before the next call begins.
 pub(super) struct Turn<'a> {
     pool: &'a Arc<Pool>,
     run: Uuid,
@@ -153,7 +159,8 @@ impl Pool {
             client,
             state: state.into(),
             is_running: AtomicBool::new(false),
-            turns: parking_lot::Mutex::default(),
+            turns: Locks::default(),
+            queues: Locks::default(),
             queue: Mutex::default(),
             freed: Notify::new(),
         })
@@ -177,16 +184,7 @@ impl Pool {
 
     /// Waits for the calls of this run that came before.
     pub(super) async fn turn(self: &Arc<Self>, run: Uuid) -> Turn<'_> {
-        let turn = {
-            let mut turns = self.turns.lock();
-            turns.retain(|_, turn| turn.strong_count() > 0);
-            let known = turns.get(&run).and_then(Weak::upgrade);
-            known.unwrap_or_else(|| {
-                let turn = Arc::<Mutex<()>>::default();
-                turns.insert(run, Arc::downgrade(&turn));
-                turn
-            })
-        };
+        let turn = lock_of(&self.turns, run);
         Turn { pool: self, run, held: Some(turn.lock_owned().await) }
     }
 
@@ -211,13 +209,14 @@ impl Pool {
     pub(super) async fn page_or_new(
         self: &Arc<Self>,
         run: Uuid,
+        tenant: &str,
         until: Instant,
     ) -> Result<Arc<Page>, String> {
         if let Some(page) = self.page(run).await {
             return Ok(page);
         }
         let since = Instant::now();
-        let mut state = timeout_at(until, self.place()).await.map_err(|_elapsed| {
+        let mut state = timeout_at(until, self.place(tenant)).await.map_err(|_elapsed| {
             let all = self.settings.pages;
             format!("all {all} pages are in use; try again in a moment")
         })?;
@@ -247,8 +246,10 @@ impl Pool {
         Ok(page)
     }
 
-    /// Waits until there is room for one more page.
-    async fn place(&self) -> MutexGuard<'_, State> {
+    /// Waits until there is room for one more page. Tenants whose runs wait take turns.
+    async fn place(&self, tenant: &str) -> MutexGuard<'_, State> {
+        let of_tenant = lock_of(&self.queues, tenant.to_owned());
+        let _first_of_tenant = of_tenant.lock().await;
         let _first = self.queue.lock().await;
         loop {
             let mut state = self.state.lock().await;
@@ -344,6 +345,18 @@ impl Pool {
     }
 }
 
+/// The lock of a key; it is kept for as long as it is used.
+fn lock_of<K: Eq + Hash>(locks: &Locks<K>, key: K) -> Arc<Mutex<()>> {
+    let mut locks = locks.lock();
+    locks.retain(|_, lock| lock.strong_count() > 0);
+    let known = locks.get(&key).and_then(Weak::upgrade);
+    known.unwrap_or_else(|| {
+        let lock = Arc::<Mutex<()>>::default();
+        locks.insert(key, Arc::downgrade(&lock));
+        lock
+    })
+}
+
 /// Until that browser is closed.
 async fn close_what_is_idle(pool: Weak<Pool>, chromium: Weak<Chromium>) {
     loop {
@@ -363,11 +376,11 @@ async fn close_what_is_idle(pool: Weak<Pool>, chromium: Weak<Chromium>) {
 mod tests {
     use super::*;
 
-    fn pool() -> Arc<Pool> {
+    fn pool(pages: usize) -> Arc<Pool> {
         let settings = BrowserSettings {
             path: PathBuf::new(),
             timeout: Duration::from_secs(30),
-            pages: 0,
+            pages,
             viewport: Viewport { width: 800, height: 600 },
         };
         Pool::new(Client::new(), settings)
@@ -375,7 +388,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_page_of_a_call_that_did_not_end_is_closed_before_the_next_call() {
-        let (pool, run) = (pool(), Uuid::nil());
+        let (pool, run) = (pool(0), Uuid::nil());
         let soon = Duration::from_secs(1);
         let state = pool.state.lock().await;
         drop(pool.turn(run).await);
@@ -389,10 +402,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_run_waits_for_a_page_as_long_as_it_may() {
-        let pool = pool();
+        let pool = pool(0);
         let since = Instant::now();
-        let refused = pool.page_or_new(Uuid::nil(), since + Duration::from_secs(27)).await;
+        let refused = pool.page_or_new(Uuid::nil(), "a", since + Duration::from_secs(27)).await;
         assert_eq!(refused.err().as_deref(), Some("all 0 pages are in use; try again in a moment"));
         assert_eq!(since.elapsed().as_secs(), 27);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tenants_wait_for_pages_in_turn() {
+        let pool = pool(1);
+        let opening = Arc::clone(&pool.state.lock().await.opening);
+        let order = parking_lot::Mutex::new(Vec::new());
+        let wait = async |tenant: &'static str| {
+            let state = pool.place(tenant).await;
+            order.lock().push(tenant);
+            drop(state);
+        };
+        let opened = async { drop(opening) };
+        tokio::join!(wait("a"), wait("a"), wait("a"), wait("b"), opened);
+        assert_eq!(*order.lock(), ["a", "b", "a", "a"]);
     }
 }

@@ -1,5 +1,5 @@
-//! The directory of one Chromium. It is locked for as long as the service that made it lives, so
-//! what a killed service left behind is known, and is removed by the next one.
+//! The profile directory of one Chromium. It is locked while the service lives that created it, so that
+//! another service can recognise and remove directories of killed ones.
 
 use std::fs::{self, DirEntry, File};
 use std::io;
@@ -14,7 +14,7 @@ const LOCK: &str = "lock";
 /// Chromium cannot put something else in its place.
 const OWN: &str = "profile";
 const DOWNLOADS: &str = "downloads";
-/// Whom Chromium runs as where the service is the superuser: `nobody`.
+/// The user id under which Chromium runs if the service is the superuser: `nobody`.
 pub(super) const NOBODY: u32 = 65_534;
 
 pub(super) struct Profile {
@@ -61,7 +61,7 @@ impl Profile {
     }
 }
 
-/// What a page made Chromium write may lie deep.
+/// Removes the directory. A page may have made Chromium nest directories deeply.
 impl Drop for Profile {
     fn drop(&mut self) {
         let _ = remove_path(&self.directory); // the next one finds what is left

@@ -1,8 +1,8 @@
-//! What a page leaves in the workspace: pictures of it, and the files that it downloads.
+//! Saves pictures and downloads of a page in the workspace.
 //!
-//! A picture is part of what the gate judged. A file is not, since it is unknown before it arrives:
-//! the permit's rules judge it here. It never replaces anything. What the page calls a file is a text
-//! that an outsider wrote: only a plain name is made of it.
+//! A picture's path was judged by the gate. A download is unknown before it arrives, so the permit's
+//! rules judge it here. It never replaces a file. Its suggested name is untrusted: only a plain file
+//! name is made of it.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -87,16 +87,17 @@ pub(super) async fn files(
     context: &ToolContext,
 ) -> Result<String, ToolError> {
     let (from, downloads) = arrived;
-    let (permit, told_of) = (permit.clone(), context.clone());
-    let told = blocking(move |stop| {
-        let saving = Saving { from: &from, permit: &permit, context: &told_of, stop };
-        let told: Vec<String> = downloads.iter().map(|download| saving.told(download)).collect();
+    let (permit, own_context) = (permit.clone(), context.clone());
+    let reports = blocking(move |stop| {
+        let saving = Saving { from: &from, permit: &permit, context: &own_context, stop };
+        let reports: Vec<String> =
+            downloads.iter().map(|download| saving.report(download)).collect();
         saving.clear();
-        Ok(told.concat())
+        Ok(reports.concat())
     });
-    let told = told.await?;
+    let reports = reports.await?;
     context.changed.complete();
-    Ok(told)
+    Ok(reports)
 }
 
 fn created(path: &str) -> FileChange {
@@ -112,8 +113,8 @@ struct Saving<'a> {
 }
 
 impl Saving<'_> {
-    fn told(&self, download: &Download) -> String {
-        match self.saved(download) {
+    fn report(&self, download: &Download) -> String {
+        match self.save(download) {
             Ok((path, size)) => format!("\nSaved a file of {size} bytes as {path}."),
             Err(why) => {
                 let name: String = download.name.chars().take(MAX_SHOWN).collect();
@@ -122,7 +123,7 @@ impl Saving<'_> {
         }
     }
 
-    fn saved(&self, download: &Download) -> Result<(String, u64), String> {
+    fn save(&self, download: &Download) -> Result<(String, u64), String> {
         download.outcome()?;
         let system = |error: io::Error| format!("it cannot be written: {}", error.kind());
         let mut source = open_for_reading(self.from, &download.guid).map_err(system)?;

@@ -1,8 +1,8 @@
-//! The requests of a page: each is held by the browser, judged by the permit of the call that is under
-//! way, sent by the hardened client, counted, and answered to the page.
+//! The requests of a page: the browser holds each request; it is judged by the permit of the current
+//! call, sent by the outbound client and counted, and its answer is handed to the page.
 //!
-//! While no call is under way, and for whatever the browser does not hold (sockets, requests of
-//! service workers), there is no network at all.
+//! There is no network between calls, nor for connections that the browser cannot hold (sockets,
+//! requests of service workers).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,12 +42,12 @@ const MAX_BYTES: usize = 64 * 1024 * 1024;
 /// Bytes of a request's body.
 const MAX_SENT: usize = 1024 * 1024;
 /// Headers about the connection, or about an encoding that is undone here.
-const OF_THE_CONNECTION: [HeaderName; 4] =
+const CONNECTION_HEADERS: [HeaderName; 4] =
     [CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION];
 /// Why a request is not sent whose body is not there as it would be sent.
 const NO_BODY: &str = "a request with a file, or with a body of more than 1 MiB, is not sent";
 
-/// What the requests of a page are judged and counted by, while a call is under way.
+/// The permit and the counters for the requests of a page during a call.
 #[derive(Clone)]
 pub(super) struct NetworkAccess {
     permit: Permit,
@@ -206,12 +206,14 @@ impl Traffic {
         let host = address::shown_host(&request.url);
         let private = access.permit.private_networks().iter().copied();
         let addresses = AddressPolicy::public_and(private);
+        let tenant = access.requests.tenant();
         let terms = Terms {
             addresses: &addresses,
             judge: &|_: &Url| Ok(()), // was judged, and redirects are the browser's to follow
             redirects: 0,
             deadline: self.timeout,
             max_body: MAX_BODY.min(left),
+            tenant: &tenant,
         };
         let response =
             self.client.send(request, &terms).await.map_err(|error| error.to_string())?;
@@ -261,7 +263,7 @@ fn is_file(headers: &HeaderMap) -> bool {
 }
 
 fn fulfilled(id: &Value, response: &Response) -> Value {
-    let headers = response.headers.iter().filter(|(name, _)| !OF_THE_CONNECTION.contains(name));
+    let headers = response.headers.iter().filter(|(name, _)| !CONNECTION_HEADERS.contains(name));
     let headers = headers.map(|(name, value)| {
         json!({"name": name.as_str(), "value": String::from_utf8_lossy(value.as_bytes())})
     });

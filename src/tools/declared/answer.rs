@@ -1,7 +1,7 @@
-//! What a model sees of the answer of an HTTP tool.
+//! The result that a model reads of an HTTP tool.
 //!
-//! A refusal of the service is reported with the reason that it gives, so that the model can do
-//! better. Of JSON a part may be shown; what is too long is cut, with a note.
+//! A refusal of the service is reported with its reason, so that the model can correct the call. The
+//! result may be a part of a JSON answer. A long result is cut, with a note.
 
 use encoding_rs::{Encoding, UTF_8};
 use http::StatusCode;
@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::Wrong;
 use super::file::ResponseSection;
 use crate::bounds::json;
+use crate::bounds::secrets;
 use crate::outbound::Response;
 use crate::run::Effect;
 use crate::tools::characters::{bare_type, content_type, decoded, may_be_text, said, usual};
@@ -103,6 +104,9 @@ impl Shown {
     }
 
     fn cut(&self, mut text: String) -> String {
+        if text.len() > self.max_bytes {
+            text = secrets::without_known(&text).into_owned(); // none of them is cut in two
+        }
         if text.len() <= self.max_bytes {
             return text;
         }
@@ -119,7 +123,7 @@ fn refusal(response: &Response, effect: Effect) -> String {
     let encoding = characters(body, content_type(response)).unwrap_or(UTF_8);
     let (said, _, _) = encoding.decode(body);
     let said: String = said.chars().filter(|c| !c.is_control() || *c == '\n').collect();
-    let said = said.trim();
+    let said = secrets::without_known(said.trim()); // before one of them is cut in two
     let said = &said[..said.floor_char_boundary(MAX_REFUSAL)];
     let hint = match *status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
@@ -135,8 +139,8 @@ fn refusal(response: &Response, effect: Effect) -> String {
         }
         _ => "",
     };
-    let told = if said.is_empty() { String::new() } else { format!(" It says: {said}") };
-    format!("The service answered {status}.{hint}{told}")
+    let reason = if said.is_empty() { String::new() } else { format!(" It says: {said}") };
+    format!("The service answered {status}.{hint}{reason}")
 }
 
 /// The characters of a body; nothing where it is not text.

@@ -93,3 +93,11 @@ fn characters_are_what_they_are_said_to_be() {
     let refused = Response { status: StatusCode::BAD_REQUEST, ..refused };
     assert!(shown(None).of(&refused, Effect::Read).unwrap_err().ends_with("It says: zu gro\u{df}"));
 }
+
+#[test]
+fn no_secret_is_cut_in_two() {
+    secrets::remember(["a-secret-of-the-service".to_owned()]);
+    let body = format!("{}a-secret-of-the-service, and more", "x".repeat(USUAL - 5));
+    let told = shown(None).of(&response("text/plain", body.as_bytes()), Effect::Read).unwrap();
+    assert!(told.contains("left out") && !told.contains("a-sec"));
+}

@@ -1,6 +1,6 @@
-//! The shape of `tools/<set>.yaml`, and what serde cannot see of it.
+//! The format of `tools/<set>.yaml`, and the checks that serde cannot make.
 //!
-//! Unknown keys are errors. What the keys of one kind of tool mean is that kind's.
+//! Unknown keys are errors. The keys of one kind of tool are interpreted by the file of that kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -90,7 +90,7 @@ pub struct Entry {
     pub body_format: BodyFormat,
     #[serde(default)]
     pub response: Option<ResponseSection>,
-    /// How it is asked after a crash what became of a call.
+    /// How the tool is asked about a call that a crash interrupted.
     #[serde(default)]
     pub reconcile: Option<ReconcileSection>,
     /// The program and its arguments.
@@ -105,10 +105,10 @@ pub struct Entry {
     /// Variables of the service that the program sees.
     #[serde(default)]
     pub env: Vec<String>,
-    /// What results label a run; default: what is usual for tools of this kind.
+    /// The labels that results give to a run; default: those usual for tools of this kind.
     #[serde(default)]
     pub yields: Option<Vec<Yield>>,
-    /// Labels that results do not give to a run, whatever was read to make them.
+    /// Labels that results do not give to a run, whatever was read to produce them.
     #[serde(default)]
     pub sanitizes: Vec<Label>,
 }

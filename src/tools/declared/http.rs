@@ -1,16 +1,16 @@
 //! A tool that is a request to one service of the operator's.
 //!
-//! The request goes to the host of `base_url` and nowhere else, whatever it redirects to. Secrets
-//! are put in here, behind the gate, and are taken out of what comes back. A call that may be
-//! repeated is repeated where the service is down or busy; one that may not is repeated only where
-//! it was certainly never sent.
+//! The request goes to the host of `base_url` only; redirects to other hosts are refused. Secrets are
+//! inserted here, after the gate has judged the call, and are removed from the answer. A call that may
+//! be repeated is retried if the service is down or busy. Any other call is retried only if it was
+//! certainly never sent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use http::HeaderMap;
-use http::header::{ACCEPT, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, HeaderName, HeaderValue, USER_AGENT};
 use serde_json::Value;
 use url::Url;
 
@@ -21,6 +21,8 @@ use super::outcome;
 use super::reconcile::{QuerySection, ReconcileSection};
 use super::{Environment, Wrong};
 use crate::bounds::address;
+use crate::bounds::retry_after::retry_after;
+use crate::clock;
 use crate::event::ValidationError;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
@@ -37,8 +39,8 @@ const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const SMALL_ANSWER: usize = 64 * 1024;
 /// For one request; the call has a limit of its own, which is shorter as a rule.
 const DEADLINE: Duration = Duration::from_mins(10);
-/// Tries to reach the service. What reached it is repeated by the executor, as the options of the tool
-/// say.
+/// Tries to reach the service. A request that reached it is retried by the executor only, by the tool's
+/// options.
 const TRIES: u32 = 3;
 /// The wait before the second one; it doubles.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -98,7 +100,7 @@ pub(super) struct HttpTool {
     info: ToolInfo,
     does: String,
     mapping: Mapping,
-    /// The request by which it is asked what became of a call.
+    /// The request that asks about the outcome of an interrupted call.
     query: Option<Mapping>,
     shown: Shown,
     base: Url,
@@ -214,12 +216,14 @@ impl HttpTool {
             }
             Err("it redirects to another host, which is not followed".to_owned())
         };
+        let tenant = requests.tenant();
         let terms = Terms {
             addresses: &self.addresses,
             judge: &stays,
             redirects,
             deadline: DEADLINE,
             max_body: MAX_ANSWER,
+            tenant: &tenant,
         };
         let sent = self.client.send_each(request.clone(), &terms, &requests.counting()).await;
         requests.came_back(sent.is_ok());
@@ -302,7 +306,7 @@ impl Tool for HttpTool {
         Ok(vec![self.action(&url, Effect::Read)])
     }
 
-    /// A redirect is no answer: it may lead to a page that is there for everything.
+    /// A redirect does not count as an answer: it may lead to a page that exists for every call.
     async fn reconcile(
         &self,
         _: Permit,
@@ -342,9 +346,6 @@ fn entry_of(query: &QuerySection, tool: &Entry) -> Entry {
 
 /// How long a service that is busy asks to be left alone.
 fn asked_pause(response: &Response) -> Option<Duration> {
-    if !matches!(response.status.as_u16(), 429 | 503) {
-        return None;
-    }
-    let seconds = response.headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    let is_busy = matches!(response.status.as_u16(), 429 | 503);
+    is_busy.then(|| retry_after(&response.headers, clock::now())).flatten()
 }

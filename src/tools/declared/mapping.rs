@@ -1,9 +1,9 @@
-//! How the arguments of a call become a request: templates, each in its place.
+//! Maps the arguments of a call to a request, by templates for its parts.
 //!
-//! What a model writes cannot leave the place that it is put into: in the path it is
-//! percent-encoded, in the query and in a form it is encoded as such, in a header it must be one line,
-//! in a body of JSON it is a value. Templates of the query and of headers may use `env` as well, whose values
-//! are secrets: they are put in here and are in no message.
+//! A value that a model writes cannot change the structure of the request: it is percent-encoded in the
+//! path, encoded in the query and in a form, must be one line in a header, and is a value in a JSON body.
+//! Templates of the query and of headers may also use `env`, whose values are secrets: they are inserted
+//! here and appear in no message.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ use crate::bounds::template::{TemplateError, Templates, Undefined, is_template};
 /// Methods that a tool may have.
 const METHODS: [Method; 6] =
     [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-/// Headers that are the client's, or that would make the answer another's.
+/// Headers that may not be declared, most of them because the client sets them itself.
 const NOT_HEADERS: [&str; 12] = [
     "accept-encoding",
     "connection",

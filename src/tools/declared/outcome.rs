@@ -1,7 +1,7 @@
-//! What a tool of a file says of a call that a crash interrupted.
+//! The answer of a declared tool about a call that a crash interrupted.
 //!
-//! 404, or `did_not_happen`, says that the call had no effect; everything that is not clearly an answer
-//! means that it is not known.
+//! 404, or `did_not_happen`, means that the call had no effect. Everything that is not clearly an answer
+//! means that the outcome is unknown.
 
 use http::StatusCode;
 use serde::Deserialize;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use crate::bounds::json;
 use crate::tools::{CallOutcome, ToolContext};
 
-/// What templates know of a call as `call`.
+/// The variable `call` of templates.
 pub(super) fn call_variable(context: &ToolContext) -> Value {
     json!({"id": context.call_id, "key": context.effect_key})
 }
 
-/// What the status of an answer says; nothing where the call took effect.
+/// The outcome that the status of an answer means; `None` if the call took effect.
 pub(super) fn of_status(status: StatusCode) -> Option<CallOutcome> {
     match status {
         StatusCode::NOT_FOUND => Some(CallOutcome::DidNotHappen),
@@ -24,7 +24,7 @@ pub(super) fn of_status(status: StatusCode) -> Option<CallOutcome> {
     }
 }
 
-/// What a program reads that is asked.
+/// The standard input of a program that is asked about a call.
 pub(super) fn question(arguments: &Value, context: &ToolContext) -> String {
     json!({"call_id": context.call_id, "arguments": arguments}).to_string()
 }

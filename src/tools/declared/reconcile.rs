@@ -1,7 +1,7 @@
-//! The section `reconcile` of a tool: how it is asked what became of a call that a crash interrupted.
+//! The section `reconcile` of a tool: how the tool is asked about a call that a crash interrupted.
 //!
-//! A request is asked about by another one to the same service, a program by another command in the
-//! same sandbox. What counts as an answer is `outcome`'s to say.
+//! An HTTP tool is asked by another request to the same service, and a script by another command in the
+//! same sandbox. The answers are interpreted in `outcome`.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! A tool that is a program of the operator's, run in the sandbox like those of `shell`.
 //!
-//! It gets the arguments as JSON on its standard input and answers on its standard output. It
-//! starts in the directory of its file, which it reads and cannot change; of the workspace it
-//! reaches what the agent's path rules give, and changes nothing where its effect is `read`. What
-//! becomes of what it writes is `script_output`'s.
+//! It gets the arguments as JSON on its standard input and answers on its standard output. It starts in
+//! the directory of its file, which it can read and not change. In the workspace it can reach what the
+//! agent's path rules permit, and change nothing if its effect is `read`. Its output is processed by
+//! `script_output`.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -32,7 +32,7 @@ use crate::tools::proxy::{self, Proxy};
 use crate::tools::sandbox::Startable;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
 use crate::tools::sandbox::reach::{self, Before};
-use crate::tools::sandbox::{Job, Ran, Sandbox};
+use crate::tools::sandbox::{Job, JobResult, Sandbox};
 use crate::tools::{
     CallOutcome, Defaults, GRACE, Tool, ToolContext, ToolError, ToolInfo, programs,
 };
@@ -53,7 +53,7 @@ const INTERPRETERS: [&str; 9] =
 /// Why a file cannot be named.
 const NOT_UTF8: &str = "lies in a place whose path is not UTF-8";
 
-/// What the program reaches.
+/// The files that the program can reach.
 struct Reached {
     reach: Reach,
     /// The workspace, open, and its path.
@@ -78,7 +78,7 @@ pub(super) struct ScriptTool {
     info: ToolInfo,
     does: String,
     program: Program,
-    /// The program that is asked what became of a call.
+    /// The program that is asked about an interrupted call.
     query: Option<Program>,
     /// Absolute, links followed.
     directory: String,
@@ -162,22 +162,22 @@ impl ScriptTool {
         context: &ToolContext,
         leads_out: bool,
     ) -> Result<Reached, ToolError> {
-        let has_mounts = self.sandbox.kernel().await.holds.namespaces;
+        let has_mounts = self.sandbox.kernel().await.confinement.namespaces;
         let writes = program.effect != Effect::Read;
         let path = self.sandbox.settings().path.clone();
         let root = context.workspace.root();
         let own = [(&self.directory, GrantKind::Tree), (&program.path, GrantKind::File)];
         let own = own.map(|(path, kind)| Grant { path: path.clone(), access: Access::RUN, kind });
         let looked = tokio::task::spawn_blocking(move || {
-            let told = |e: &dyn std::error::Error| e.to_string();
+            let in_words = |e: &dyn std::error::Error| e.to_string();
             let (mut reach, before) = reach::workspace(&permit, &root, writes, false, has_mounts)
-                .map_err(|e| told(&e))?;
+                .map_err(|e| in_words(&e))?;
             reach.grants.extend(reach::system(&path, Startable::System));
             reach.grants.extend(reach::certificates().filter(|_| leads_out));
             reach.grants.extend(own);
-            let handle = root.as_fd().try_clone_to_owned().map_err(|e| told(&e))?;
+            let handle = root.as_fd().try_clone_to_owned().map_err(|e| in_words(&e))?;
             let real = format!("/proc/self/fd/{}", handle.as_raw_fd());
-            let real = fs::read_link(real).map_err(|e| told(&e))?;
+            let real = fs::read_link(real).map_err(|e| in_words(&e))?;
             let real = real.into_os_string().into_string();
             let workspace = real.map_err(|_| "its path is not UTF-8".to_owned())?;
             Ok(Reached { reach, handle, workspace, before })
@@ -217,7 +217,7 @@ impl ScriptTool {
         input: String,
         permit: Permit,
         context: &ToolContext,
-    ) -> Result<Ran, ToolError> {
+    ) -> Result<JobResult, ToolError> {
         let leads_out = proxy::leads_out(&self.sandbox, context).await;
         let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
         let of_proxy = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
@@ -357,7 +357,7 @@ impl Tool for ScriptTool {
 }
 
 /// Waits until the answer may be in memory as a value.
-async fn answer_turn(ran: &Ran) -> Option<Turn> {
+async fn answer_turn(ran: &JobResult) -> Option<Turn> {
     let bytes = ran.stdout.text.len() * json::IN_MEMORY;
     large_contents::turn(bytes as u64).await
 }

@@ -1,8 +1,8 @@
-//! What becomes of what a script writes: its answer, its progress, and the rest for the log.
+//! The output of a script: its answer, its progress, and the rest for the log.
 //!
-//! A script is the operator's, but what it writes may come from anybody. Its answer is JSON or
-//! text, checked where a schema was declared; what it says of its progress is passed on only so
-//! often and so large; the end of what it says of a failure is the model's to read.
+//! The script belongs to the operator, but its output is untrusted. Its answer is JSON or text, checked
+//! against the declared schema, if any. Progress messages are bounded in rate and size. If it fails, the
+//! model reads the end of its standard error.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::bounds::secrets::{REDACTED, redact, redacted};
 use crate::event::ToolProgress;
 use crate::tools::results::MAX_RESULT;
 use crate::tools::sandbox::plan::Stopped;
-use crate::tools::sandbox::{Output, Ran, shortened};
+use crate::tools::sandbox::{JobResult, Output, shortened};
 use crate::tools::{CallOutcome, ToolContext};
 
 /// Bytes of one piece of progress.
@@ -51,7 +51,7 @@ impl<'a> Said<'a> {
         Self { context, tool, left: BURST, since: Instant::now() }
     }
 
-    /// Whether a line of standard error is more than progress, which is passed on.
+    /// Whether a line of standard error is output. A progress message is none, and is passed on.
     pub(super) fn is_output(&mut self, line: &str) -> bool {
         if !line.starts_with('{') || line.len() > MAX_PROGRESS {
             return true;
@@ -93,8 +93,8 @@ impl Answered {
     }
 
     /// The answer, or the error.
-    pub(super) fn of(&self, ran: &Ran, timeout: Duration) -> Result<String, String> {
-        let Ran { stdout, stderr, .. } = ran;
+    pub(super) fn of(&self, ran: &JobResult, timeout: Duration) -> Result<String, String> {
+        let JobResult { stdout, stderr, .. } = ran;
         if let Some(failed) = failure(ran, timeout) {
             let end = self.end_of(stderr);
             let said = if end.is_empty() {
@@ -122,7 +122,7 @@ impl Answered {
     }
 
     /// What it says, asked by another program, of a call that took effect.
-    pub(super) fn of_query(&self, ran: &Ran, timeout: Duration) -> CallOutcome {
+    pub(super) fn of_query(&self, ran: &JobResult, timeout: Duration) -> CallOutcome {
         let text = self.without_secrets(ran.stdout.text.trim().to_owned());
         let unanswered = failure(ran, timeout).map(|failed| format!("the {failed}"));
         let too_long =
@@ -147,7 +147,7 @@ impl Answered {
     }
 
     /// Logs what the program wrote to standard error.
-    pub(super) fn log(&self, ran: &Ran, context: &ToolContext, tool: &str) {
+    pub(super) fn log(&self, ran: &JobResult, context: &ToolContext, tool: &str) {
         let said = self.end_of(&ran.stderr);
         if !said.is_empty() {
             let (run_id, call_id, exit_code) = (context.run_id, context.call_id, ran.exit_code);
@@ -176,7 +176,7 @@ impl Answered {
 }
 
 /// How a program failed: a clause without its article.
-pub(super) fn failure(ran: &Ran, timeout: Duration) -> Option<String> {
+pub(super) fn failure(ran: &JobResult, timeout: Duration) -> Option<String> {
     match (ran.stopped, ran.exit_code) {
         (Some(stopped), _) => Some(format!("program was ended: {}", why(stopped, timeout))),
         (None, Some(0)) => None,

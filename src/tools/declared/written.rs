@@ -1,5 +1,5 @@
-//! Entries as the text of a file: each key on a line of its own, its value in the form that JSON and
-//! YAML have in common.
+//! Writes entries as the text of a file: each key on a line of its own, its value as JSON, which is also
+//! YAML.
 
 use std::fmt::Write as _;
 

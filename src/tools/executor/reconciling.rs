@@ -1,16 +1,16 @@
 //! Calls that must not be repeated and that a crash interrupted, of tools that can be asked about
 //! them.
 //!
-//! A tool is asked under the rules that hold for the call, about the arguments that it was made with,
-//! and only as long as it is declared as it was then. Nothing is executed unless the tool says that
-//! the call had no effect; where it does not know, the option with which the call was started
-//! decides. When a run gets here is the engine's to say.
+//! The query is judged by the rules for the call, and is about the arguments with which the call was
+//! made. It is sent only if the tool's declaration has not changed since. The call is executed again
+//! only if the tool says that it had no effect. If the tool does not know, the option decides with
+//! which the call was started. The engine decides when a call is reconciled.
 
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Decided, EARLIER_DECISION, Executor, Offered, Prepared, Ready, RunScope, Slot};
+use super::{Decided, EARLIER_DECISION, Executor, Offered, Prepared, Ready, RunScope, Slot, gone};
 use crate::event::{AuditRecord, CallFailure, Reconciled, RunEvent, ToolCallStarted};
 use crate::governance::{Call, Verdict};
 use crate::message::ToolCall;
@@ -22,7 +22,7 @@ use crate::tools::results::{
     ASKED_IN_VAIN, CANNOT_BE_ASKED, FatalToolError, Finished, review, unknown_outcome,
 };
 
-/// Why a tool is not asked that is another one now.
+/// Why a tool is not asked whose declaration has changed.
 const CHANGED_TOOL: &str = "the tool's declaration has changed since";
 const CHANGED_CALL: &str = "the call would be made with other arguments now";
 const BROKEN: &str = "what the call would do cannot be told";
@@ -35,7 +35,7 @@ impl Offered {
 }
 
 impl Ready {
-    /// What the tool has answered that was asked about the call, where it knew.
+    /// The answer of the tool about the call, if it knew the outcome.
     pub(super) fn reconciled(&self) -> Option<Reconciled> {
         self.reconciliation.as_deref().and_then(Reconciliation::reconciled)
     }
@@ -123,20 +123,36 @@ impl Executor {
             return Err(Failure::not_begun());
         }
         let work = async {
-            match reconciliation {
-                Some(reconciliation) => self.reconciled(ready, scope, reconciliation).await,
-                None => self.tried(ready, scope).await,
+            if let Some(reconciliation) = reconciliation {
+                self.reconciled(ready, scope, reconciliation).await
+            } else {
+                let done = self.tried(ready, scope).await;
+                done.map_err(|failure| self.of_tool_that_is_gone(ready, failure))
             }
         };
         let done = cancel.run_until_cancelled(work).await;
         done.unwrap_or_else(|| {
             let is_asked = reconciliation.is_some_and(|asked| !asked.is_answered());
             Err(if is_asked {
-                Failure::not_found_out()
+                Failure::cancelled_before_answer()
             } else {
                 Failure::cancelled(ready.effect())
             })
         })
+    }
+
+    /// The failure of a call, which may have taken effect before where its tool is not there any more.
+    fn of_tool_that_is_gone(&self, ready: &Ready, failure: Failure) -> Failure {
+        let Some(Offered { tool, .. }) = self.tools.get(ready.tool) else { return failure };
+        let only_reads = ready.effect() == Effect::Read && tool.info().may_only_read();
+        match failure {
+            Failure::ForModel(kind @ CallFailure::ToolError, why)
+                if ready.was_started && !only_reads && tool.unavailable().is_some() =>
+            {
+                Failure::ForModel(kind, gone(&why))
+            }
+            failure => failure,
+        }
     }
 
     async fn reconciled(
@@ -150,7 +166,7 @@ impl Executor {
         reconciliation.answered(&outcome, since.elapsed(), ready.audit("", 0, None));
         match outcome {
             CallOutcome::Happened(Ok(text)) => Ok(text),
-            CallOutcome::Happened(Err(why)) => Err(Failure::Told(
+            CallOutcome::Happened(Err(why)) => Err(Failure::ForModel(
                 CallFailure::ToolError,
                 format!("After a crash it was found that this call took effect. {why}"),
             )),
@@ -193,17 +209,17 @@ impl Executor {
         let limit = Self::limit(ready, scope, options);
         guarded(limit, Effect::Read, work).await.unwrap_or_else(|failure| {
             CallOutcome::Unknown(match failure {
-                Failure::Told(CallFailure::Timeout, _) => {
+                Failure::ForModel(CallFailure::Timeout, _) => {
                     format!("no answer came within {} seconds", limit.as_secs_f64())
                 }
-                Failure::Told(CallFailure::Panicked, _) => "the tool crashed".to_owned(),
+                Failure::ForModel(CallFailure::Panicked, _) => "the tool crashed".to_owned(),
                 failure => failure.into_message(),
             })
         })
     }
 }
 
-/// How a call goes on of which it is not known whether it took effect.
+/// The result of a call whose outcome is unknown: a review by a person, or an error.
 pub(super) fn unsettled(
     started: ToolCallStarted,
     arguments: Value,

@@ -168,7 +168,7 @@ impl Bench {
 }
 
 /// What became of a call: its result and what is known, or the reason of its review.
-fn told(finished: &Finished) -> (String, Option<Reconciled>) {
+fn outcome_of(finished: &Finished) -> (String, Option<Reconciled>) {
     match &finished.event {
         RunEvent::ToolCallCompleted(call) => (call.content.clone(), call.reconciled),
         RunEvent::ApprovalRequested(Awaited { kind: WaitKind::Review, reason, .. }) => {
@@ -212,7 +212,7 @@ async fn an_answer_decides_and_nothing_else_executes() {
     for (answer, then, result, reconciled, executed, records) in table {
         let bench = bench(&full());
         let finished = bench.resumed(answer, then).await;
-        let (said, known) = told(&finished);
+        let (said, known) = outcome_of(&finished);
         assert!(said.starts_with(&result), "{answer} {then:?}: {said}");
         assert_eq!(known, reconciled, "{answer} {then:?}");
         assert_eq!(bench.counts(), (1, executed), "{answer} {then:?}");
@@ -234,12 +234,12 @@ async fn what_is_another_call_now_is_not_asked_about() {
         let Prepared::Answered(finished) = bench.again("did not", interrupted).await else {
             panic!("{why}")
         };
-        let (said, _) = told(&finished);
+        let (said, _) = outcome_of(&finished);
         assert!(said.ends_with(&format!("its tool cannot be asked: {why}.")), "{said}");
         let report =
             Interrupted { on_unknown_outcome: OnUnknownOutcome::Report, ..interrupted.clone() };
         let Prepared::Answered(finished) = bench.again("did not", &report).await else { panic!() };
-        assert!(told(&finished).0.contains("whether it took effect is unknown"));
+        assert!(outcome_of(&finished).0.contains("whether it took effect is unknown"));
         let retry =
             Interrupted { on_unknown_outcome: OnUnknownOutcome::Retry, ..interrupted.clone() };
         assert!(matches!(bench.again("did not", &retry).await, Prepared::Ready(_)));
@@ -249,7 +249,7 @@ async fn what_is_another_call_now_is_not_asked_about() {
     let denied = ToolRule { tools: "probe".into(), policy: ToolPolicy::Deny, observes: false };
     let strict = self::bench(&Policy { tool_policies: vec![denied], ..full() });
     let Prepared::Answered(finished) = strict.again("did not", &known).await else { panic!() };
-    let (said, _) = told(&finished);
+    let (said, _) = outcome_of(&finished);
     assert!(said.starts_with("review: ") && said.contains("tool_policy rule"), "{said}");
 }
 
@@ -271,7 +271,7 @@ async fn a_cancelled_run_neither_guesses_nor_executes() {
             stop.cancel();
         }
         let (finished, ()) = tokio::join!(execution, cancelling);
-        let (said, known) = told(&finished.unwrap());
+        let (said, known) = outcome_of(&finished.unwrap());
         assert!(said.ends_with("before it was found out whether it took effect."), "{said}");
         assert_eq!(known, None);
     }

@@ -1,8 +1,8 @@
 //! What an operation changed, as a unified diff with its counts.
 //!
-//! What is equal at the beginning and the end is taken off first, so that a small change of a large
-//! file is found at once; what is between is compared for a short while, after which the diff is
-//! right and no longer the shortest. Of large files only the counts are reported.
+//! The equal beginning and end are removed first, so that a small change of a large file is found at
+//! once. The rest is compared for a limited time; after that the diff is correct but not minimal. For
+//! large files only the counts are reported.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -44,7 +44,7 @@ impl Before {
     }
 }
 
-/// What became of a file. `None`: it is there no more.
+/// The change of a file. `after` is `None` if the file was deleted.
 pub(super) fn compared(path: &str, before: &Before, after: Option<&[u8]>) -> FileChange {
     let change = match (before, after) {
         (Before::Nothing, _) => ChangeKind::Created,

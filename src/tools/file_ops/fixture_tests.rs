@@ -139,7 +139,7 @@ impl Fixture {
     }
 
     pub(super) fn actions(&self, arguments: &Value) -> Result<Vec<Action>, String> {
-        self.runtime.block_on(self.tool.actions(arguments, &self.context)).map_err(told)
+        self.runtime.block_on(self.tool.actions(arguments, &self.context)).map_err(message_of)
     }
 
     /// What the gate gives for a call, or its reason.
@@ -163,7 +163,7 @@ impl Fixture {
     pub(super) fn execute(&self, permit: Permit, arguments: &Value) -> Result<String, String> {
         self.runtime
             .block_on(self.tool.execute(permit, arguments.clone(), &self.context))
-            .map_err(told)
+            .map_err(message_of)
     }
 
     /// A whole call.
@@ -173,7 +173,7 @@ impl Fixture {
     }
 }
 
-fn told(error: ToolError) -> String {
+fn message_of(error: ToolError) -> String {
     match error {
         ToolError::ForModel(text) => text,
         ToolError::Fatal(text) => panic!("the run would end: {text}"),

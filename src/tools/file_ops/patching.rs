@@ -29,7 +29,7 @@ use crate::tools::workspace::{MadeAll, Way, open_for_reading};
 /// Bytes of all files of a patch, before it and after it.
 const MAX_TOTAL: usize = 64 * 1024 * 1024;
 
-fn told(Refused(why): Refused) -> ToolError {
+fn for_model(Refused(why): Refused) -> ToolError {
     ToolError::ForModel(why)
 }
 
@@ -43,14 +43,14 @@ fn resolved(workspace: &Workspace, file: &FilePatch<'_>) -> Result<String, ToolE
 
 /// Whether it is a patch.
 pub(super) fn check(patch: &str) -> Result<(), ToolError> {
-    parse(patch).map(drop).map_err(told)
+    parse(patch).map(drop).map_err(for_model)
 }
 
 /// What a patch would do.
 pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>, ToolError> {
     let mut actions = Vec::new();
     let (mut seen, mut made) = (BTreeSet::new(), BTreeSet::new());
-    for file in parse(patch).map_err(told)? {
+    for file in parse(patch).map_err(for_model)? {
         let real = resolved(workspace, &file)?;
         if !seen.insert(real.clone()) {
             return Err(ToolError::ForModel(format!("the patch changes {real:?} twice")));
@@ -103,7 +103,7 @@ pub(super) fn apply(
         let message = "files changed while the patch was about to be applied; read them again";
         return Err(ToolError::ForModel(message.into()));
     }
-    let files = parse(patch).map_err(told)?;
+    let files = parse(patch).map_err(for_model)?;
     let mut total = 0;
     let mut planned = Vec::with_capacity(files.len());
     let (new, existing): (Vec<_>, Vec<_>) =
@@ -160,7 +160,7 @@ pub(super) fn apply(
         changed.add(one.change());
     }
     made.keep();
-    let done = planned.iter().map(Planned::told).collect::<Vec<_>>().join("\n");
+    let done = planned.iter().map(Planned::summary).collect::<Vec<_>>().join("\n");
     Ok(done)
 }
 
@@ -181,7 +181,7 @@ fn plan(workspace: &Workspace, file: &FilePatch<'_>) -> Result<Planned, ToolErro
         (None, _) => return Err(refused(&path, &io::ErrorKind::NotFound.into())),
     };
     let text = before.as_ref().map_or("", |before| before.text.as_str());
-    let after = file.apply(text).map_err(told)?;
+    let after = file.apply(text).map_err(for_model)?;
     if after.len() as u64 > MAX_EDITED {
         let message = format!("{path:?} would have more than {MAX_EDITED} bytes");
         return Err(ToolError::ForModel(message));
@@ -264,7 +264,7 @@ impl Planned {
         compared(&self.path, &before, after)
     }
 
-    fn told(&self) -> String {
+    fn summary(&self) -> String {
         let done = match self.what {
             PatchKind::Create => "Created",
             PatchKind::Modify => "Changed",

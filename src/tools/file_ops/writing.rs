@@ -1,9 +1,9 @@
 //! `write`, `append`, `edit`, `mkdir`, `move` and `delete`.
 //!
-//! Whole files are written beside their place first. Whether something may be lost is the permit's word alone:
-//! without it the last step is one that the system refuses where something is in the way, so a file
-//! that appears in between is safe. The last look and the change are one step to all that take the lock of
-//! the file. A file with more than one hard link is not written to.
+//! Whole files are staged beside their place first. Only the permit allows losing existing content:
+//! without it the last step is a system call that fails if something exists at the path, so that a file
+//! that appears in between is safe. The last check and the change are atomic for all that take the lock
+//! of the file. A file with more than one hard link is not written to.
 
 use std::io::{self, Read, Write};
 
@@ -131,10 +131,25 @@ pub(super) fn append(
     // Of the open file, so nothing can be swapped between the look and the write.
     let before = file.metadata().map_err(|e| refused(path, &e)).and_then(|m| writable(path, m))?;
     let written = file.write_all(content.as_bytes());
+    let length = file.metadata().map_or(before.len(), |now| now.len());
     drop(lock);
-    written.and_then(|()| file.sync_data()).map_err(|e| refused(path, &e))?;
-    changed.add(appended(path, earlier, content));
-    made.keep();
+    let added = match &written {
+        Ok(()) => content.len(),
+        Err(_) => content.floor_char_boundary(
+            usize::try_from(length.saturating_sub(before.len())).unwrap_or(usize::MAX),
+        ),
+    };
+    if added > 0 || written.is_ok() || matches!(earlier, Before::Nothing) {
+        changed.add(appended(path, earlier, &content[..added]));
+        made.keep();
+    }
+    if let Err(error) = written.and_then(|()| file.sync_data()) {
+        let ToolError::ForModel(why) = refused(path, &error) else {
+            return Err(ToolError::Fatal(error.to_string()));
+        };
+        let all = content.len();
+        return Err(ToolError::ForModel(format!("{why}; {added} of {all} bytes were appended")));
+    }
     let length = before.len() + content.len() as u64;
     Ok(format!("Appended {} bytes to {path}, which is {length} bytes long now.", content.len()))
 }
@@ -383,8 +398,8 @@ pub(super) fn writable(path: &str, metadata: Metadata) -> Result<Metadata, ToolE
     }
 }
 
-/// Waits for the moment in which no other changes these names of directories. It may come late, so whether
-/// the call still goes on is asked then.
+/// Locks these names in directories. That may take long, so it is checked afterwards whether the call
+/// still goes on.
 pub(super) fn locked(
     workspace: &Workspace,
     path: &str,

@@ -1,7 +1,8 @@
-//! What is done to results before they are read: something is taken out, or the whole is replaced by
-//! what a template makes of it.
+//! Interceptors of results: a part of the result is redacted, or all of it is replaced by the text that
+//! a template renders.
 //!
-//! Where it cannot be decided or rendered, the result is withheld: what was not to be read is not.
+//! If a condition or a template cannot be evaluated, the result is withheld, because it may contain what
+//! the model must not read.
 
 use serde_json::Value;
 
@@ -13,7 +14,7 @@ use crate::bounds::pattern::{Author, Pattern};
 use crate::bounds::template::{Templates, Undefined};
 use crate::run::OF_RESULTS;
 
-/// What stands in the place of what is taken out, where nothing else is named.
+/// The default replacement of redacted text.
 const REDACTED: &str = "[redacted]";
 const TEMPLATE: &str = "replace";
 
@@ -31,7 +32,7 @@ pub struct AfterRule {
 /// What an interceptor does to a result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Revision {
-    /// What a regular expression matches is taken out, and something else put in its place.
+    /// The matches of a regular expression are replaced.
     Redact { pattern: String, with: Option<String> },
     /// A template over the same variables.
     Replace(String),

@@ -1,10 +1,11 @@
-//! What a model reads of what a tool of a server answered.
+//! Turns the answer of a server's tool into the text that a model reads.
 //!
-//! Text is passed on; of other content it is said that it is there. What is structured is passed on
-//! where no text says it. A server may ask for something first.
+//! Text is passed on; other content is only mentioned. Structured content is passed on if there is no
+//! text. The answer may also be a question that must be answered first.
 
 use serde_json::Value;
 
+use crate::bounds::secrets;
 use crate::bounds::text::{quoted, shortened};
 use crate::tools::results::MAX_RESULT;
 
@@ -82,9 +83,13 @@ fn part(part: &Value) -> String {
     }
 }
 
-/// A text without the middle that is too much, and without what no store takes.
+/// A text without its middle if it is too long, and without characters that no store accepts. Known
+/// secrets are removed first, so that none is cut in two.
 fn ends_of(mut text: String) -> String {
     text.retain(|c| c != '\0');
+    if text.len() > 2 * MAX_END {
+        text = secrets::without_known(&text).into_owned();
+    }
     if text.len() <= 2 * MAX_END {
         return text;
     }
@@ -152,5 +157,9 @@ mod tests {
         assert!(long.len() < MAX_RESULT && long.contains("bytes left out"));
         let many = json!({"content": vec![text("x"); 1000]});
         assert!(of(&many).unwrap().ends_with("[744 further parts are left out]"));
+        secrets::remember(["a-secret-of-the-service".to_owned()]);
+        let (head, tail) = ("x".repeat(MAX_END - 5), "y".repeat(MAX_RESULT));
+        let cut = text(&format!("{head}a-secret-of-the-service{tail}"));
+        assert!(!of(&json!({"content": [cut]})).unwrap().contains("a-sec"));
     }
 }

@@ -1,7 +1,7 @@
-//! What a server asks for in the middle of a call, as far as it can be asked: forms.
+//! Elicitation: the forms that a server asks to be filled in during a call.
 //!
-//! Pure. What it says is bounded; of a form's schema only what flat forms are made of is kept, so
-//! that nothing else has to be understood by who fills it in.
+//! Pure. The sizes are bounded. Only the keywords of flat forms are kept of a form's schema, so that a
+//! client needs to understand nothing else.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const MAX_NAME: usize = 128;
 const MAX_FORMS_SIZE: usize = 32 * 1024;
 /// Bytes of what the server wants to have back.
 const MAX_STATE: usize = 64 * 1024;
-/// What a field may say, by its type.
+/// Keywords that a field may have, by its type.
 const OF_ALL: [&str; 4] = ["type", "title", "description", "default"];
 const OF_STRINGS: [&str; 6] = ["minLength", "maxLength", "format", "enum", "enumNames", "oneOf"];
 const OF_NUMBERS: [&str; 2] = ["minimum", "maximum"];
@@ -30,16 +30,16 @@ const OF_CHOICES: [&str; 4] = ["minItems", "maxItems", "uniqueItems", "items"];
 
 /// A question.
 #[derive(Debug, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct Elicitation {
     pub(super) forms: BTreeMap<String, InputRequest>,
     pub(super) state: Option<String>,
 }
 
-/// Reads a result that is no result yet.
+/// Parses a result that asks for input.
 ///
 /// # Errors
 /// Why it cannot be answered: a phrase.
-pub(super) fn read(result: &Value) -> Result<Asked, String> {
+pub(super) fn read(result: &Value) -> Result<Elicitation, String> {
     let state = match &result["requestState"] {
         Value::Null => None,
         Value::String(state) if state.len() > MAX_STATE => {
@@ -75,7 +75,7 @@ pub(super) fn read(result: &Value) -> Result<Asked, String> {
     if size > MAX_FORMS_SIZE {
         return Err(format!("its questions have more than {} KiB", MAX_FORMS_SIZE / 1024));
     }
-    Ok(Asked { forms, state })
+    Ok(Elicitation { forms, state })
 }
 
 fn form(request: &Value) -> Result<InputRequest, String> {

@@ -2,7 +2,7 @@
 //! ones every request states its version.
 //!
 //! Pure. A server is asked for `server/discover` first, as the specification advises for clients that
-//! speak both; what is no answer of the new era means the old one, whatever it is.
+//! speak both. Anything but an answer of the new era means the old era.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ pub(super) enum Era {
 
 /// The first question, which every server of the new era answers.
 pub(super) const DISCOVER: &str = "server/discover";
-/// How long a server may be silent before it is asked as one of the old era is, too.
+/// How long a server may be silent before `initialize` of the old era is sent, too.
 pub(super) const MAX_WAIT: Duration = Duration::from_millis(500);
-/// How long a server that has answered as one of the old era does may take to answer the first question.
+/// How long a server that has answered `initialize` may still take to answer `server/discover`.
 pub(super) const LATE: Duration = Duration::from_secs(2);
 /// The headers of a request are not what its body says.
 pub(super) const HEADER_MISMATCH: i64 = -32020;
@@ -80,9 +80,9 @@ fn older(listed: &Value) -> Found {
     if versions(listed).any(|version| VERSIONS.contains(&version)) {
         return Found::Old;
     }
-    let told: Vec<String> = versions(listed).take(MAX_LISTED).map(shortened).collect();
+    let spoken: Vec<String> = versions(listed).take(MAX_LISTED).map(shortened).collect();
     Found::Neither(format!(
-        "it speaks only the protocol versions {told:?}, none of which is supported"
+        "it speaks only the protocol versions {spoken:?}, none of which is supported"
     ))
 }
 
@@ -91,8 +91,8 @@ pub(super) fn is_of_new_era(fault: &Fault) -> bool {
     matches!(fault.code, HEADER_MISMATCH | MISSING_CAPABILITY | UNSUPPORTED_VERSION)
 }
 
-/// Whether a failure says that the server has not begun what it was asked for: it did not come to it,
-/// or is refused by a code that blames the request (JSON-RPC 2.0, section 5.1; RFC 9110, section 15.5).
+/// Whether a failure proves that the server has not begun to work on the request: it did not arrive, or
+/// was refused with a code that blames the request (JSON-RPC 2.0, section 5.1; RFC 9110, section 15.5).
 pub(super) fn was_not_begun(failure: &Failure) -> bool {
     match failure {
         Failure::NotSent(_) => true,
@@ -104,7 +104,7 @@ pub(super) fn was_not_begun(failure: &Failure) -> bool {
     }
 }
 
-/// Whether a refusal means that the server speaks another era by now, as far as one can tell by it.
+/// Whether a refusal suggests that the server now speaks another era.
 pub(super) fn may_have_changed(era: Era, fault: &Fault) -> bool {
     let is_status = matches!(fault.code, 400 | 404 | 405);
     match era {

@@ -1,12 +1,12 @@
 //! A server at an address: each message is a POST, answered by JSON or by a stream of events (the
 //! streamable HTTP of the protocol, without the stream that a client may open beside).
 //!
-//! In the old era there are sessions, and the server is notified of what is no longer needed; in the new
-//! one headers repeat what the body says, and the end of the connection does that.
+//! In the old era there are sessions, and a request is cancelled by a notification. In the new one
+//! headers repeat parts of the body, and closing the connection cancels a request.
 //!
-//! Requests go to exactly the host and port that the operator wrote, whatever the server redirects
-//! to, through the client that is for addresses of others. An answer has a size, a stream ends with
-//! the message that is waited for. How often the list of tools is asked for is decided elsewhere.
+//! Requests go only to the host and port that the operator configured, through the outbound client.
+//! The size of an answer is bounded, and a stream is read up to the awaited message. How often the list
+//! of tools is requested is decided elsewhere.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,11 +23,14 @@ use tokio::sync::{Notify, Semaphore};
 use url::Url;
 
 use super::era::{self, DISCOVER, Era};
-use super::messages::{self, CALL, Failure, Heard, INITIALIZE, MAX_MESSAGE, MAX_WAIT};
+use super::messages::{self, CALL, Failure, INITIALIZE, MAX_MESSAGE, MAX_WAIT, ServerMessage};
 use super::{mirrored, reading};
 use crate::bounds::address;
 use crate::bounds::frames::{Framing, Splitter};
-use crate::outbound::{AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Terms};
+use crate::outbound::{
+    AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Terms, Wanted,
+};
+use crate::tools::characters::bare_type;
 use crate::tools::requests::Requests;
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -42,14 +45,14 @@ const DEADLINE: Duration = Duration::from_mins(10);
 const MAX_CALLS: usize = 32;
 /// Questions of the server's that are answered in one stream.
 const MAX_REPLIES: usize = 8;
-/// Why a request of a session came to nothing that the server does not know any more.
+/// The error of a request in a session that the server no longer knows.
 const SESSION_ENDED: &str = "it does not know the session any more";
 /// Bytes of a refusal that are reported.
 const MAX_SHOWN: usize = 200;
 
 type Answer = Result<Value, Failure>;
 
-/// A server, as who asks it sees it.
+/// The client's handle on a server.
 #[derive(Clone)]
 pub(super) struct Address(Arc<Shared>);
 
@@ -60,11 +63,11 @@ struct Shared {
     addresses: AddressPolicy,
     next: AtomicU64,
     session: Mutex<Session>,
-    /// Held by who begins a new session.
+    /// Held while a new session is begun.
     renewing: tokio::sync::Mutex<()>,
     places: Semaphore,
     list_changed: Arc<Notify>,
-    /// The server does not know us any more, or does not answer.
+    /// Notified when the server has lost the session, or does not answer.
     lost: Arc<Notify>,
 }
 
@@ -74,7 +77,7 @@ struct Session {
     version: Option<HeaderValue>,
 }
 
-/// What is asked, and how.
+/// A request to the server.
 pub(super) struct Question {
     pub(super) era: Era,
     pub(super) method: &'static str,
@@ -88,7 +91,7 @@ impl Question {
         Self { era: Era::Old, method, params, mirrored: HeaderMap::new() }
     }
 
-    /// What the new era wants to have in headers.
+    /// The headers that the new era requires.
     fn headers(&self) -> HeaderMap {
         let mut headers = self.mirrored.clone();
         headers.insert(VERSION, HeaderValue::from_static(messages::NEW_VERSION));
@@ -99,14 +102,14 @@ impl Question {
     }
 }
 
-/// What a stream of events has said so far.
+/// The state of reading a stream of events.
 struct Stream {
     splitter: Splitter,
     id: u64,
-    /// Whether questions of the server's are answered.
+    /// Whether requests of the server are answered.
     replies_to_questions: bool,
     answer: Option<Result<Value, messages::Fault>>,
-    /// To questions of the server's, which it waits for.
+    /// Replies to requests of the server, which it waits for.
     replies: Vec<String>,
     /// How many replies there have been.
     replied: usize,
@@ -116,13 +119,13 @@ struct Stream {
 }
 
 /// A pending request; the server is notified when its answer is no longer needed.
-struct Asked {
+struct PendingRequest {
     address: Address,
     id: u64,
     is_open: bool,
 }
 
-impl Drop for Asked {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         if self.is_open
             && let Ok(runtime) = Handle::try_current()
@@ -136,20 +139,20 @@ impl Drop for Asked {
 }
 
 impl Stream {
-    /// Takes more of it; whether that is enough.
+    /// Reads more of the stream; returns whether that is enough.
     fn takes(&mut self, bytes: &[u8]) -> bool {
         if let Err(error) = self.splitter.push(bytes) {
             self.broken = Some(error.to_string());
             return true;
         }
         while let Some(frame) = self.splitter.next() {
-            match messages::heard(&frame.data) {
-                Ok(Heard::Answer(id, answer)) if id == self.id => {
+            match messages::parse(&frame.data) {
+                Ok(ServerMessage::Answer(id, answer)) if id == self.id => {
                     self.answer = Some(answer);
                     return true;
                 }
-                Ok(Heard::ListChanged) => self.list_changed = true,
-                Ok(Heard::Ping(reply) | Heard::Refused(reply))
+                Ok(ServerMessage::ListChanged) => self.list_changed = true,
+                Ok(ServerMessage::Ping(reply) | ServerMessage::Refused(reply))
                     if self.replies_to_questions && self.replied < MAX_REPLIES =>
                 {
                     self.replied += 1;
@@ -190,7 +193,7 @@ impl Address {
 
     pub(super) async fn ask(&self, question: &Question, requests: &Requests) -> Answer {
         let closed = |_| Failure::NotSent("the service is closing".to_owned());
-        // What finds out whether the server lives does not wait for calls.
+        // Only calls need a permit: health checks must not wait for calls.
         let _place = match question.method {
             CALL => Some(self.0.places.acquire().await.map_err(closed)?),
             _ => None,
@@ -209,7 +212,7 @@ impl Address {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let Question { era, method, params, .. } = question;
         let is_open = *era == Era::Old && *method != INITIALIZE;
-        let mut asked = Asked { address: self.clone(), id, is_open };
+        let mut asked = PendingRequest { address: self.clone(), id, is_open };
         let request = messages::request(id, method, params);
         let answer = self.posted(request, id, question, requests).await;
         asked.is_open = false;
@@ -223,8 +226,8 @@ impl Address {
         answer
     }
 
-    /// It may be that the server is not there any more, or another one. What the first question brings
-    /// is looked at by who asks it.
+    /// Reports that the server may be gone or replaced. A failure of the first request is handled by its
+    /// sender instead.
     fn doubt(&self, question: &Question) {
         if question.method != DISCOVER {
             self.0.lost.notify_one();
@@ -242,14 +245,14 @@ impl Address {
             return Ok(());
         }
         *self.0.session.lock() = Session::default();
-        let question = Question::of_old(INITIALIZE, messages::introduction());
+        let question = Question::of_old(INITIALIZE, messages::initialize_params());
         let unpaid = Requests::default();
         let introduced = tokio::time::timeout(MAX_WAIT, self.asked(&question, &unpaid));
         let introduced = introduced.await.map_err(|_| Failure::NotSent(SESSION_ENDED.into()))??;
         self.introduced(&introduced).await.map_err(Failure::NotSent)
     }
 
-    /// Settles what the server said first.
+    /// Completes the handshake with the server's answer to `initialize`.
     ///
     /// # Errors
     /// Why the two do not understand one another: a phrase.
@@ -260,9 +263,10 @@ impl Address {
         Ok(())
     }
 
-    /// Says something that is not answered.
+    /// Sends a notification.
     pub(super) async fn tell(&self, message: String) {
-        let (unpaid, mut nothing) = (Requests::default(), |_: &HeaderMap, _: &[u8]| true);
+        let (unpaid, mut nothing) =
+            (Requests::default(), |_: &HeaderMap, _: &[u8]| Wanted::Nothing);
         let sent = self.send(message, None, &unpaid, &mut nothing);
         let _ = tokio::time::timeout(MAX_WAIT, sent).await; // what is lost is found out by asking
     }
@@ -286,12 +290,15 @@ impl Address {
             broken: None,
         };
         let mut enough = |headers: &HeaderMap, bytes: &[u8]| {
-            let is_enough = is_stream(headers) && stream.takes(bytes);
+            if !is_stream(headers) {
+                return Wanted::Whole;
+            }
+            let is_enough = stream.takes(bytes);
             for reply in stream.replies.drain(..) {
                 let address = self.clone();
                 tokio::spawn(async move { address.tell(reply).await });
             }
-            is_enough
+            if is_enough { Wanted::Nothing } else { Wanted::Rest(stream.splitter.pending()) }
         };
         let session = self.session().filter(|_| is_old);
         let sent = self.send(message, Some(question), requests, &mut enough).await;
@@ -331,7 +338,7 @@ impl Address {
             return Err(unreadable("it is too large"));
         }
         match reading::read(answer.body).await {
-            Ok(Heard::Answer(of, said)) if of == id => said.map_err(Failure::Refused),
+            Ok(ServerMessage::Answer(of, said)) if of == id => said.map_err(Failure::Refused),
             Ok(_) => Err(unreadable("it answers something else")),
             Err(why) => Err(unreadable(&why)),
         }
@@ -351,12 +358,14 @@ impl Address {
             }
             Err("it redirects to another host, which is not followed".to_owned())
         };
+        let tenant = requests.tenant();
         let terms = Terms {
             addresses,
             judge: &stays,
             redirects: MAX_REDIRECTS,
             deadline: DEADLINE,
             max_body: MAX_MESSAGE,
+            tenant: &tenant,
         };
         let request = Request {
             method: Method::POST,
@@ -391,11 +400,11 @@ impl Address {
 
 fn is_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream")
+    bare_type(kind) == "text/event-stream"
 }
 
-/// Whether the server does not know the session any more, and so has done nothing: 404 by the
-/// specification; servers made with the TypeScript SDK answer 400 and say so in words.
+/// Whether the server has lost the session, and so has done nothing: 404 by the specification; servers
+/// built with the TypeScript SDK answer 400 and say so in words.
 fn is_of_lost_session(status: StatusCode, body: &[u8]) -> bool {
     let names_session = || {
         let fault = messages::fault_in(body);
@@ -404,7 +413,7 @@ fn is_of_lost_session(status: StatusCode, body: &[u8]) -> bool {
     status == StatusCode::NOT_FOUND || status == StatusCode::BAD_REQUEST && names_session()
 }
 
-/// What a status that is not a success says.
+/// The failure that an error status means.
 fn refusal(era: Era, status: StatusCode, body: &[u8]) -> Failure {
     let fault = messages::fault_in(body).filter(|_| status.is_client_error());
     if let Some(fault) = fault.filter(|fault| era == Era::New || era::is_of_new_era(fault)) {

@@ -1,7 +1,7 @@
-//! Lines of a stream that anybody may have written, of bounded length, read at a bounded rate.
+//! Lines of an untrusted stream, of bounded length, read at a bounded rate.
 //!
-//! A line that is longer than it may be is passed over; its beginning is reported, so that who waits for
-//! it can be notified as well.
+//! A line that is too long is skipped. Its beginning is returned, so that a waiting request can be found
+//! by its id.
 
 use std::io;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 /// Bytes of the beginning of a line that is too long.
 const HEAD: usize = 512;
-/// A line of more than so many times its bound has no end.
+/// A line of more than this many times its bound counts as endless.
 const ENDLESS: usize = 16;
 /// Bytes that are read within a second at most; the other side waits.
 const MOST_IN_A_SECOND: usize = 32 * 1024 * 1024;
@@ -38,7 +38,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { from: BufReader::new(from), max, taken: 0, since: Instant::now() }
     }
 
-    /// The next line; none at the end. What has no end is no line.
+    /// The next line; `None` at the end of the stream. An incomplete last line is dropped.
     ///
     /// # Errors
     /// The stream cannot be read, or a line has no end (`InvalidData`); the next one begins in it.
@@ -63,7 +63,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
             self.from.consume(taken);
             self.taken += taken;
             if end.is_some() {
-                return Ok(Some(self.told(line, length)));
+                return Ok(Some(self.bounded(line, length)));
             }
             if length > self.max.saturating_mul(ENDLESS) {
                 let message = "it wrote a line without an end";
@@ -72,7 +72,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         }
     }
 
-    fn told(&self, line: Vec<u8>, length: usize) -> Line {
+    fn bounded(&self, line: Vec<u8>, length: usize) -> Line {
         if length > self.max { Line::TooLong(line) } else { Line::Whole(line) }
     }
 

@@ -1,4 +1,4 @@
-//! What a connection to a server can do, whichever way and in whichever era.
+//! A connection to a server, over either transport and in either era.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +19,8 @@ use crate::tools::requests::Requests;
 
 /// Pages of one list of tools.
 const MAX_PAGES: usize = 32;
+/// Bytes of pages, after which no further one is asked for.
+const MAX_LIST: usize = 2 * 1024 * 1024;
 /// Entries that are looked at.
 const MAX_ENTRIES: usize = 1024;
 
@@ -35,25 +37,27 @@ pub(super) enum Way {
     Address(Address),
 }
 
-/// What was found out of the server.
+/// The result of the handshake.
 #[derive(Debug, Clone, Copy)]
 struct Spoken {
     era: Era,
-    /// Whether it can be asked for notifications that its list has changed.
+    /// Whether the server can notify of changes of its list.
     tells_changes: bool,
 }
 
 const OLD: Spoken = Spoken { era: Era::Old, tells_changes: false };
 
 /// A list of tools.
-pub(super) struct Entries {
-    pub(super) entries: Vec<Value>,
+pub(super) struct ToolList {
+    pub(super) tools: Vec<Value>,
     /// How long it may be used, by what the server says.
     pub(super) fresh: Duration,
+    /// Whether the server has no more of them.
+    pub(super) is_whole: bool,
 }
 
 impl Link {
-    /// One of which nothing is known yet.
+    /// A connection before its handshake.
     pub(super) fn new(way: Way) -> Self {
         Self { way, spoken: Arc::default() }
     }
@@ -102,7 +106,7 @@ impl Link {
         self.asked(self.era(), CALL, params, mirrored, requests).await
     }
 
-    /// The result of a request that counts for no run and that must be answered soon.
+    /// The result of a request that belongs to no run and has a short timeout.
     async fn ask_soon(
         &self,
         era: Era,
@@ -117,9 +121,9 @@ impl Link {
         })
     }
 
-    /// Performs the handshake: finds out the era, unless that is known to be the old one. `is_probing` is set
-    /// while a server that may be of the old era has to take what it cannot know, and stays set where
-    /// it has answered neither that nor, as it should, `initialize`.
+    /// Performs the handshake: detects the era, unless it is known to be the old one. `is_probing` is set
+    /// while a server that may be of the old era has received `server/discover`, which it does not know.
+    /// It stays set if the server answers neither that nor `initialize`.
     ///
     /// # Errors
     /// Why that fails: a phrase.
@@ -165,9 +169,9 @@ impl Link {
         }
     }
 
-    /// What is found out of a server that has not answered the first question soon, and its answer to
-    /// `initialize` where it is of the old era. It may be of either, and slow: both are waited for, and
-    /// an answer of the new era counts more.
+    /// The era of a server that has not answered `server/discover` soon, and its answer to `initialize` if
+    /// it is of the old era. A slow server may be of either era, so both answers are awaited, and one of
+    /// the new era takes precedence.
     async fn found_of_silent(
         &self,
         mut discovered: Pin<&mut impl Future<Output = Found>>,
@@ -205,7 +209,7 @@ impl Link {
 
     /// The answer of a server of the old era to the first request, in a version that is known.
     async fn initialize(&self) -> Result<Value, String> {
-        let introduced = self.ask_soon(Era::Old, INITIALIZE, messages::introduction()).await;
+        let introduced = self.ask_soon(Era::Old, INITIALIZE, messages::initialize_params()).await;
         let introduced = introduced.map_err(|failure| failure.to_string())?;
         messages::version_in(&introduced)?;
         Ok(introduced)
@@ -220,8 +224,8 @@ impl Link {
         Ok(())
     }
 
-    /// Asks a program for notifications of changes of its list. Over HTTP that would keep a request open for ever: the
-    /// list is looked at there.
+    /// Asks a program for notifications of changes of its list. Over HTTP that would keep a request open
+    /// forever, so the list is polled there.
     fn follow(&self) {
         if let (Way::Pipes(pipes), Some(Spoken { tells_changes: true, .. })) =
             (&self.way, self.spoken.get())
@@ -235,25 +239,29 @@ impl Link {
     ///
     /// # Errors
     /// Why there is no list: a phrase.
-    pub(super) async fn list(&self) -> Result<Entries, String> {
-        let mut entries: Vec<Value> = Vec::new();
+    pub(super) async fn list(&self) -> Result<ToolList, String> {
+        let (mut tools, mut is_whole) = (Vec::new(), true);
         let mut cursor: Option<String> = None;
-        let mut fresh = u64::MAX;
+        let (mut fresh, mut size) = (u64::MAX, 0);
         for _ in 0..MAX_PAGES {
             let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
             let page = self.ask_soon(self.era(), "tools/list", params).await;
             let mut page = page.map_err(|failure| failure.to_string())?;
-            let Value::Array(more) = page["tools"].take() else {
+            let more = page.get_mut("tools").map(Value::take).unwrap_or_default();
+            size += more.to_string().len();
+            let Value::Array(more) = more else {
                 return Err("the `tools/list` result has no valid `tools` array".to_owned());
             };
             fresh = fresh.min(page["ttlMs"].as_u64().unwrap_or(0));
-            entries.extend(more.into_iter().take(MAX_ENTRIES.saturating_sub(entries.len())));
+            let left = MAX_ENTRIES - tools.len();
             cursor = page["nextCursor"].as_str().map(str::to_owned);
-            if cursor.is_none() || entries.len() >= MAX_ENTRIES {
+            is_whole = cursor.is_none() && more.len() <= left;
+            tools.extend(more.into_iter().take(left));
+            if cursor.is_none() || tools.len() >= MAX_ENTRIES || size >= MAX_LIST {
                 break;
             }
         }
-        Ok(Entries { entries, fresh: Duration::from_millis(fresh) })
+        Ok(ToolList { tools, fresh: Duration::from_millis(fresh), is_whole })
     }
 
     /// Whether the server answers at all, and in the era that it is asked in.

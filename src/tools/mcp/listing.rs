@@ -1,8 +1,8 @@
 //! The tools that a server lists, as far as they can be offered.
 //!
-//! Pure. A tool whose name or schema cannot be used is left out, alone and with a warning. What a
-//! tool does is what the operator declared; what the server says of it can only make it worse. What
-//! a server says to the model is bounded, and is not said where it looks like an instruction.
+//! Pure. A tool whose name or schema cannot be used is left out, with a warning, and does not affect the
+//! others. The effect of a tool is declared by the operator; hints of the server can only raise it.
+//! Descriptions are bounded, and left out if they look like a prompt injection.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ const MAX_NAME: usize = 128;
 const MAX_DESCRIPTION: usize = 4 * 1024;
 /// Bytes of a schema.
 const MAX_SCHEMA: usize = 64 * 1024;
-/// Bytes of all descriptions and schemas of one server.
+/// Bytes of all names, descriptions and schemas of one server.
 const MAX_ALL: usize = 512 * 1024;
 /// Warnings of one list.
 const MAX_WARNINGS: usize = 16;
@@ -47,7 +47,7 @@ pub(super) type Effects = BTreeMap<String, Declared>;
 pub(super) struct Described {
     pub(super) info: ToolInfo,
     pub(super) own_name: String,
-    /// Of what it answers, where the server says so.
+    /// The schema of its structured results, if the server declares one.
     pub(super) output_schema: Option<Value>,
     /// Arguments that headers repeat.
     pub(super) mirrored: Vec<Mirrored>,
@@ -138,13 +138,13 @@ pub(super) fn read(server: &str, effects: &Effects, entries: &[Value], mirrors: 
             }
         };
         let of_output = output_schema.as_ref().map_or(0, |schema| schema.to_string().len());
-        size += info.description.len() + schema.json_len() + of_output;
+        info.input_schema = schema;
+        size += info.bytes() + of_output;
         if size > MAX_ALL {
             let most = MAX_ALL / 1024;
             listed.warn(format!("from {own_name} on its tools take more than {most} KiB together"));
             break;
         }
-        info.input_schema = schema;
         let own_name = own_name.to_owned();
         listed.tools.push(Described { info, own_name, output_schema, mirrored });
     }
@@ -214,7 +214,7 @@ fn description(entry: &Value) -> Result<Option<String>, String> {
     }
 }
 
-/// What is declared, and worse where the server says that its tool is.
+/// The declared effect, raised by the hints of the server.
 fn with_hints(declared: Declared, hints: &Value) -> Declared {
     let hint = |name: &str| hints[name].as_bool();
     let is_read_only = hint("readOnlyHint");

@@ -14,11 +14,11 @@ use crate::bounds::json;
 use crate::bounds::text::shortened;
 use crate::event::InputGiven;
 
-/// For an answer that no call waits for.
+/// The timeout of requests that belong to no call.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Versions of the old era that are spoken, the preferred one first.
 pub(super) const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
-/// The version of the new era, which begins with nothing.
+/// The version of the new era, which has no handshake.
 pub(super) const NEW_VERSION: &str = "2026-07-28";
 /// The method that begins a session.
 pub(super) const INITIALIZE: &str = "initialize";
@@ -35,14 +35,14 @@ pub(super) const CALL: &str = "tools/call";
 /// What JSON-RPC calls a method that is not offered.
 pub(super) const NOT_OFFERED: i64 = -32601;
 
-/// What a server says.
+/// A message from a server.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum ServerMessage {
     /// The answer to the request of that number.
     Answer(u64, Result<Value, Fault>),
-    /// It asks whether we live; the answer.
+    /// A ping, with the reply.
     Ping(String),
-    /// It asks for something that is not offered; the refusal.
+    /// A request for something that this client does not offer, with the refusal.
     Refused(String),
     /// Its list of tools has changed.
     ListChanged,
@@ -64,7 +64,7 @@ pub(super) struct Fault {
 /// Why a request has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Failure {
-    /// It certainly never came to the server.
+    /// It certainly never reached the server.
     #[error("{0}")]
     NotSent(String),
     /// Whether it took effect is unknown.
@@ -107,7 +107,7 @@ pub(super) fn notification(method: &str, params: &Value) -> String {
     json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string()
 }
 
-/// What follows the answer to [`introduction`].
+/// The notification that follows the answer to `initialize`.
 pub(super) fn initialized() -> String {
     notification("notifications/initialized", &Value::Null)
 }
@@ -118,8 +118,8 @@ pub(super) fn cancellation(id: u64) -> String {
     notification("notifications/cancelled", &params)
 }
 
-/// What is said first.
-pub(super) fn introduction() -> Value {
+/// The parameters of `initialize`.
+pub(super) fn initialize_params() -> Value {
     json!({
         "protocolVersion": VERSIONS[0],
         "capabilities": {},
@@ -127,7 +127,7 @@ pub(super) fn introduction() -> Value {
     })
 }
 
-/// What a request of the new era says of itself.
+/// Adds the metadata that a request of the new era must have.
 pub(super) fn in_new_era(mut params: Value) -> Value {
     let meta = &mut params["_meta"];
     meta["io.modelcontextprotocol/protocolVersion"] = NEW_VERSION.into();
@@ -185,17 +185,17 @@ pub(super) fn fault_in(body: &[u8]) -> Option<Fault> {
 ///
 /// # Errors
 /// Why it cannot be read: a phrase.
-pub(super) fn heard(text: &[u8]) -> Result<Heard, String> {
+pub(super) fn parse(text: &[u8]) -> Result<ServerMessage, String> {
     let Message { id, method, result, error } =
         json::read(text).map_err(|error| shortened(&error.to_string()))?;
     match (id, method) {
         (None, Some(method)) if method == "notifications/tools/list_changed" => {
-            Ok(Heard::ListChanged)
+            Ok(ServerMessage::ListChanged)
         }
-        (None, _) => Ok(Heard::Other),
+        (None, _) => Ok(ServerMessage::Other),
         (Some(id), Some(method)) => {
             if id.get().len() > MAX_ID {
-                return Ok(Heard::Other);
+                return Ok(ServerMessage::Other);
             }
             let is_ping = method == "ping";
             let refusal = json!({"code": NOT_OFFERED, "message": "toolloop does not offer this"});
@@ -206,22 +206,21 @@ pub(super) fn heard(text: &[u8]) -> Result<Heard, String> {
                 error: (!is_ping).then_some(refusal),
             };
             let reply = serde_json::to_string(&reply).map_err(|error| error.to_string())?;
-            Ok(if is_ping { Heard::Ping(reply) } else { Heard::Refused(reply) })
+            Ok(if is_ping { ServerMessage::Ping(reply) } else { ServerMessage::Refused(reply) })
         }
         (Some(id), None) => {
-            let Ok(id) = id.get().parse() else { return Ok(Heard::Other) };
+            let Ok(id) = id.get().parse() else { return Ok(ServerMessage::Other) };
             let answer = match (result, error) {
                 (_, Some(error)) => Err(error),
                 (Some(result), None) => Ok(result),
                 (None, None) => Ok(Value::Null),
             };
-            Ok(Heard::Answer(id, answer))
+            Ok(ServerMessage::Answer(id, answer))
         }
     }
 }
 
-/// The number of the request that a message answers which cannot be read as a whole, by its
-/// beginning.
+/// The number of the request that an unreadable message answers, found in the beginning of the message.
 pub(super) fn id_in(beginning: &[u8]) -> Option<u64> {
     let text = String::from_utf8_lossy(beginning);
     let (_, rest) = text.split_once("\"id\"")?;
@@ -236,13 +235,13 @@ mod tests {
 
     #[test]
     fn messages_are_told_apart() {
-        let kind = |text: &str| match heard(text.as_bytes()) {
-            Ok(Heard::Answer(id, Ok(value))) => format!("{id} {value}"),
-            Ok(Heard::Answer(id, Err(fault))) => format!("{id} fault {}", fault.code),
-            Ok(Heard::Ping(reply)) => format!("ping {reply}"),
-            Ok(Heard::Refused(reply)) => format!("refused {}", reply.contains("-32601")),
-            Ok(Heard::ListChanged) => "changed".to_owned(),
-            Ok(Heard::Other) => "other".to_owned(),
+        let kind = |text: &str| match parse(text.as_bytes()) {
+            Ok(ServerMessage::Answer(id, Ok(value))) => format!("{id} {value}"),
+            Ok(ServerMessage::Answer(id, Err(fault))) => format!("{id} fault {}", fault.code),
+            Ok(ServerMessage::Ping(reply)) => format!("ping {reply}"),
+            Ok(ServerMessage::Refused(reply)) => format!("refused {}", reply.contains("-32601")),
+            Ok(ServerMessage::ListChanged) => "changed".to_owned(),
+            Ok(ServerMessage::Other) => "other".to_owned(),
             Err(_) => "unreadable".to_owned(),
         };
         for (text, expected) in [
@@ -266,7 +265,7 @@ mod tests {
             assert_eq!(fault_in(body.as_bytes()), None, "{body}");
         }
         let deep = format!("{{\"id\":1,\"result\":{}{}}}", "[".repeat(200), "]".repeat(200));
-        assert!(heard(deep.as_bytes()).unwrap_err().contains("levels deep"));
+        assert!(parse(deep.as_bytes()).unwrap_err().contains("levels deep"));
     }
 
     #[test]

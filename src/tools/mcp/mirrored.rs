@@ -1,5 +1,5 @@
-//! Arguments that a server wants to have in headers of the request, too, for those on the way to it
-//! that do not read bodies.
+//! Arguments that a server also wants in headers of the request, for intermediaries that do not read
+//! bodies.
 //!
 //! Pure. A parameter is marked by `x-mcp-header` in its schema; a mark that cannot be followed makes
 //! the tool useless over HTTP.

@@ -1,8 +1,8 @@
 //! A server that is a program: one JSON-RPC message a line, through its standard input and output.
 //!
-//! What it writes is read all the time, within bounds: lines have a length, and messages that were
-//! not asked for have a number. Its standard error goes to the log, as far as that is bearable. Which
-//! program that is, and when it is started again, is decided elsewhere.
+//! Its output is read continuously. The length of lines and the rate of unsolicited messages are
+//! bounded. Its standard error is logged at a bounded rate. Which program it is, and when it is
+//! restarted, is decided elsewhere.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::era::DISCOVER;
 use super::lines::{Line, Lines};
-use super::messages::{self, CALL, Failure, Heard, INITIALIZE, MAX_MESSAGE};
+use super::messages::{self, CALL, Failure, INITIALIZE, MAX_MESSAGE, ServerMessage};
 use super::reading;
 use crate::bounds::secrets::redacted;
 use crate::bounds::text::shortened;
@@ -43,7 +43,7 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 type Answer = Result<Value, Failure>;
 
-/// A running server, as who asks it sees it.
+/// The client's handle on a running server.
 #[derive(Clone)]
 pub(super) struct Pipes(Arc<Shared>);
 
@@ -53,30 +53,30 @@ struct Shared {
     write: mpsc::Sender<String>,
     places: Semaphore,
     list_changed: Arc<Notify>,
-    /// A call was given up: it may be that the server hangs.
+    /// Notified when a call was given up, because the server may hang.
     given_up: Arc<Notify>,
 }
 
-/// The server's ends of the same.
+/// The other side of [`Pipes`], for the task that reads and writes the pipes.
 pub(super) struct Ends {
     shared: Arc<Shared>,
     written: mpsc::Receiver<String>,
 }
 
-/// How many of something are borne: a few at once, and so many a second.
-struct Bearable {
+/// A token bucket: a burst, and a rate per second.
+struct Throttle {
     left: u32,
     most: u32,
     a_second: u32,
     since: Instant,
 }
 
-impl Bearable {
+impl Throttle {
     fn new(most: u32, a_second: u32) -> Self {
         Self { left: most, most, a_second, since: Instant::now() }
     }
 
-    fn one_more(&mut self) -> bool {
+    fn admits(&mut self) -> bool {
         let seconds = u32::try_from(self.since.elapsed().as_secs()).unwrap_or(u32::MAX);
         if seconds > 0 {
             let earned = seconds.saturating_mul(self.a_second);
@@ -91,13 +91,13 @@ impl Bearable {
 
 /// A pending request; the server is notified when its answer is no longer needed, unless it
 /// is one of those by which its era is found out: of these it need not answer each.
-struct Asked<'a> {
+struct PendingRequest<'a> {
     shared: &'a Arc<Shared>,
     id: u64,
     method: &'static str,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
         let is_open =
             self.shared.asked.lock().as_mut().is_some_and(|asked| asked.remove(&self.id).is_some());
@@ -124,34 +124,34 @@ impl Pipes {
 
     pub(super) async fn ask(&self, method: &'static str, params: &Value) -> Answer {
         let gone = || Failure::NotSent("it has ended".to_owned());
-        // What finds out whether the server lives does not wait for calls.
+        // Only calls need a permit: health checks must not wait for calls.
         let _place = match method {
             CALL => Some(self.0.places.acquire().await.map_err(|_| gone())?),
             _ => None,
         };
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
-        let (tell, told) = oneshot::channel();
-        self.0.asked.lock().as_mut().ok_or_else(gone)?.insert(id, tell);
-        let asked = Asked { shared: &self.0, id, method };
+        let (sender, receiver) = oneshot::channel();
+        self.0.asked.lock().as_mut().ok_or_else(gone)?.insert(id, sender);
+        let asked = PendingRequest { shared: &self.0, id, method };
         let request = messages::request(id, method, params);
         self.0.write.send(request).await.map_err(|_| gone())?;
-        let answer = told.await;
+        let answer = receiver.await;
         drop(asked);
         answer.unwrap_or_else(|_| Err(Failure::Lost("it has ended".to_owned())))
     }
 
-    /// Asks something whose answer, if there is one, is passed over.
+    /// Sends a request whose answer, if there is one, is ignored.
     pub(super) fn open(&self, method: &str, params: &Value) {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.tell(messages::request(id, method, params));
     }
 
-    /// Says something that is not answered; nothing where the server does not read.
+    /// Sends a notification; drops it if the server does not read.
     pub(super) fn tell(&self, message: String) {
         let _ = self.0.write.try_send(message);
     }
 
-    /// What is under way has failed, and nothing more can be asked.
+    /// Fails all pending requests, and refuses further ones.
     pub(super) fn close(&self, why: &str) {
         let asked = self.0.asked.lock().take().unwrap_or_default();
         for (_, tell) in asked {
@@ -161,8 +161,8 @@ impl Pipes {
 }
 
 impl Ends {
-    /// Speaks and listens until one of the two is not possible any more, or is too much; says why, in a
-    /// phrase, where the server has not simply ended.
+    /// Reads and writes until one of both fails, or the server writes too much. Returns the reason, a
+    /// phrase, unless the server has simply ended.
     pub(super) async fn served(
         self,
         input: pipe::Sender,
@@ -187,9 +187,9 @@ async fn spoken(mut written: mpsc::Receiver<String>, mut input: pipe::Sender) {
 
 async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<String> {
     let mut lines = Lines::new(output, MAX_MESSAGE);
-    let mut bearable = Bearable::new(MAX_BURST, MAX_A_SECOND);
+    let mut throttle = Throttle::new(MAX_BURST, MAX_A_SECOND);
     loop {
-        let heard = match lines.next().await {
+        let message = match lines.next().await {
             Ok(None) => return None,
             Err(error) => return Some(error.to_string()),
             Ok(Some(Line::Whole(line))) => {
@@ -201,40 +201,42 @@ async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<Str
                 Err((beginning, format!("it has more than {most} MiB")))
             }
         };
-        let is_answer = match heard {
+        let is_answer = match message {
             Err((beginning, why)) => messages::id_in(&beginning).is_some_and(|id| {
                 let why = format!("its answer cannot be read: {why}");
                 answered(shared, id, Err(Failure::Lost(why)))
             }),
-            Ok(Heard::Answer(id, answer)) => answered(shared, id, answer.map_err(Failure::Refused)),
-            Ok(Heard::Ping(reply) | Heard::Refused(reply)) => {
+            Ok(ServerMessage::Answer(id, answer)) => {
+                answered(shared, id, answer.map_err(Failure::Refused))
+            }
+            Ok(ServerMessage::Ping(reply) | ServerMessage::Refused(reply)) => {
                 let _ = shared.write.try_send(reply); // it does not read
                 false
             }
-            Ok(Heard::ListChanged) => {
+            Ok(ServerMessage::ListChanged) => {
                 shared.list_changed.notify_one();
                 false
             }
-            Ok(Heard::Other) => false,
+            Ok(ServerMessage::Other) => false,
         };
-        if !is_answer && !bearable.one_more() {
+        if !is_answer && !throttle.admits() {
             return Some("it says too much that nobody asked for".to_owned());
         }
     }
 }
 
-/// Gives the answer to the request that waits for it; whether there is one.
+/// Passes an answer to the request that waits for it; returns whether there is one.
 fn answered(shared: &Shared, id: u64, answer: Answer) -> bool {
-    let tell = shared.asked.lock().as_mut().and_then(|asked| asked.remove(&id));
-    let Some(tell) = tell else { return false };
-    let _ = tell.send(answer); // the request was given up
+    let sender = shared.asked.lock().as_mut().and_then(|asked| asked.remove(&id));
+    let Some(sender) = sender else { return false };
+    let _ = sender.send(answer); // the request was given up
     true
 }
 
 /// What a server writes to standard error. One for all starts of a server: each has a burst of lines,
 /// and a server that ends at once is started again and again.
 pub(super) struct Errors {
-    bearable: Bearable,
+    throttle: Throttle,
     dropped: u64,
     /// The last lines since the last start.
     last: VecDeque<String>,
@@ -242,8 +244,8 @@ pub(super) struct Errors {
 
 impl Errors {
     pub(super) fn new() -> Self {
-        let bearable = Bearable::new(MAX_LOG_BURST, MAX_LOG_A_SECOND);
-        Self { bearable, dropped: 0, last: VecDeque::new() }
+        let throttle = Throttle::new(MAX_LOG_BURST, MAX_LOG_A_SECOND);
+        Self { throttle, dropped: 0, last: VecDeque::new() }
     }
 
     pub(super) fn last(&self) -> Vec<String> {
@@ -260,7 +262,7 @@ impl Errors {
             self.last.pop_front();
         }
         self.last.push_back(escaped(&shortened(&said)).into_owned());
-        if self.bearable.one_more() {
+        if self.throttle.admits() {
             let dropped = std::mem::take(&mut self.dropped);
             tracing::info!(server, dropped, said = %said, "standard error of an MCP server");
         } else {

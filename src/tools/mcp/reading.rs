@@ -1,19 +1,19 @@
-//! Messages of servers are read where they come in; large ones take turns on threads for such work.
+//! Parses messages of servers: small ones directly, large ones on the blocking pool, a few at a time.
 
-use super::messages::{self, Heard};
+use super::messages::{self, ServerMessage};
 use crate::tools::readers;
 
-/// Bytes of a message that is read where it comes in.
+/// Bytes of a message that is parsed directly.
 const SMALL: usize = 64 * 1024;
 
 /// Reads one message.
 ///
 /// # Errors
 /// Why it cannot be read: a phrase.
-pub(super) async fn read(message: Vec<u8>) -> Result<Heard, String> {
+pub(super) async fn read(message: Vec<u8>) -> Result<ServerMessage, String> {
     if message.len() <= SMALL {
-        return messages::heard(&message);
+        return messages::parse(&message);
     }
-    let heard = readers::read(move || messages::heard(&message)).await;
-    heard.unwrap_or_else(|| Err("it cannot be read".to_owned()))
+    let parsed = readers::read(move || messages::parse(&message)).await;
+    parsed.unwrap_or_else(|| Err("it cannot be read".to_owned()))
 }

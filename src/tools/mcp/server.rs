@@ -1,7 +1,7 @@
-//! One server: it is started or found, asked for its tools, watched, and started again with growing
-//! pauses where it has ended, hangs or does not answer.
+//! One server: it is started or connected to, asked for its tools and watched. If it has ended, hangs or
+//! does not answer, it is restarted with back-off.
 //!
-//! A call never waits for that: where there is no connection, it has its answer at once.
+//! A call never waits for that: without a connection it fails immediately.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use url::Url;
 
 use super::era::Era;
 use super::http::Address;
-use super::link::{Entries, Link, Way};
+use super::link::{Link, ToolList, Way};
 use super::listing::{self, Described, Effects};
 use super::messages::MAX_WAIT;
 use super::pipes::{self, Errors, Pipes};
@@ -39,10 +39,10 @@ use crate::tools::sandbox::{KeptProgram, Sandbox};
 /// The pause before a server is started again; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-/// A server that was there for so long is started again at once.
+/// A server that was up for this long is restarted without a pause.
 const GOOD: Duration = Duration::from_secs(30);
-/// Between two looks at the list of a server that cannot say that it has changed; at least, where it
-/// says how long the list may be used, and at most.
+/// The interval at which the list is polled if the server cannot notify of changes: the minimum, if the
+/// server says how long the list may be used, and the maximum.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
 const LONGEST_LOOK: Duration = Duration::from_hours(1);
 /// Between two looks at a list that changes.
@@ -108,10 +108,10 @@ pub(super) struct Server {
     is_listed: AtomicBool,
     list_changed: Arc<Notify>,
     suspicious: Arc<Notify>,
-    /// Whether a program is asked something that it may not know, or was and has been silent since.
+    /// Whether a program has received `server/discover`, which it may not know, and has not answered.
     is_probing: AtomicBool,
     errors: Mutex<Errors>,
-    /// What is odd about the list.
+    /// Problems of the list.
     warnings: RwLock<Vec<String>>,
 }
 
@@ -147,7 +147,7 @@ impl Server {
         }
     }
 
-    /// What the operator declared, for who approves a call.
+    /// The operator's declaration, for the approver of a call.
     pub(super) fn does(&self) -> String {
         match &self.settings.connection {
             Connection::Address { url, .. } => url.to_string(),
@@ -200,7 +200,7 @@ impl Server {
         self.errors.lock().last()
     }
 
-    /// What is odd about its list.
+    /// Problems of its list.
     pub(super) fn warnings(&self) -> Vec<String> {
         self.warnings.read().clone()
     }
@@ -266,7 +266,7 @@ impl Server {
         }
     }
 
-    /// From its start to its end; why that came.
+    /// Runs the server from its start to its end; returns why it ended.
     async fn run_once(self: &Arc<Self>) -> String {
         match &self.settings.connection {
             Connection::Address { missing_key: Some(variable), .. } => {
@@ -341,7 +341,7 @@ impl Server {
             return Err("it is not a program".to_owned());
         };
         let leads_out = !network.are_none();
-        if leads_out && !self.surroundings.sandbox.kernel().await.holds.network {
+        if leads_out && !self.surroundings.sandbox.kernel().await.confinement.network {
             return Err(
                 "its settings give it a network, and this machine cannot; see `toolloop doctor`"
                     .into(),
@@ -383,9 +383,10 @@ impl Server {
         }
         loop {
             let look = match link.list().await {
-                Ok(Entries { entries, fresh }) => {
-                    self.take(entries, link.mirrors()).await;
-                    look_after(&link, fresh)
+                Ok(listed) => {
+                    let look = look_after(&link, listed.fresh);
+                    self.take(listed, link.mirrors()).await;
+                    look
                 }
                 Err(why) => return why,
             };
@@ -425,11 +426,16 @@ impl Server {
         }
     }
 
-    async fn take(&self, entries: Vec<serde_json::Value>, mirrors: bool) {
+    async fn take(&self, ToolList { tools, is_whole, .. }: ToolList, mirrors: bool) {
+        let count = tools.len();
         let (name, effects) = (self.settings.name.clone(), self.settings.effects.clone());
-        let reading = move || listing::read(&name, &effects, &entries, mirrors);
+        let reading = move || listing::read(&name, &effects, &tools, mirrors);
         let reading = tokio::task::spawn_blocking(reading);
-        let listed = reading.await.unwrap_or_default();
+        let mut listed = reading.await.unwrap_or_default();
+        if !is_whole {
+            let warning = format!("it lists more than the {count} tools that are looked at");
+            listed.warnings.push(warning);
+        }
         let tools = Arc::new(listed.tools);
         let is_first = !self.is_listed.swap(true, Ordering::Relaxed);
         let before = std::mem::replace(&mut *self.tools.write(), Arc::clone(&tools));

@@ -1,7 +1,7 @@
 //! A tool of a server, as agents have it.
 //!
-//! What a call does is as the operator declared it, or as the server says now where that is worse.
-//! Whatever becomes of the server, a call has an answer.
+//! The effect of a call is as the operator declared it, or as the server states now if that is worse.
+//! Whatever happens to the server, a call gets an answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use url::Url;
 
 use super::answer::{self, Kind};
-use super::asked::{self, Asked};
+use super::asked::{self, Elicitation};
 use super::era::{self, Era};
 use super::link::Link;
 use super::listing::Described;
@@ -28,7 +28,7 @@ use crate::tools::{Tool, ToolContext, ToolError, ToolInfo};
 const MAX_FAULTS: usize = 5;
 /// How often a server may ask for input during one call.
 const MAX_ROUNDS: u32 = 8;
-/// How often it may have itself asked again without asking for anything; the pauses double.
+/// How often it may ask for a repetition of the call without asking for input; the pauses double.
 const MAX_REPEATS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -105,8 +105,8 @@ impl Tool for McpTool {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError> {
-        let told = |why: String| ToolError::ForModel(why);
-        let link = self.server.link().map_err(told)?;
+        let for_model = |why: String| ToolError::ForModel(why);
+        let link = self.server.link().map_err(for_model)?;
         if context.input.is_some() && link.era() == Era::Old {
             let why = "it no longer speaks the protocol version in which it asked for input";
             return Err(self.incomplete(why));
@@ -115,11 +115,11 @@ impl Tool for McpTool {
         let mut pause = FIRST_PAUSE;
         for repeats in 0.. {
             let result = self.sent(&link, &arguments, given.as_ref(), context).await;
-            let result = result.map_err(told)?;
+            let result = result.map_err(for_model)?;
             match answer::kind(&result) {
                 Ok(Kind::Complete) => {
-                    let text = answer::of(&result).map_err(told)?;
-                    self.check(&result).map_err(told)?;
+                    let text = answer::of(&result).map_err(for_model)?;
+                    self.check(&result).map_err(for_model)?;
                     return Ok(text);
                 }
                 Ok(Kind::InputRequired) => {}
@@ -138,7 +138,7 @@ impl Tool for McpTool {
             if repeats >= MAX_REPEATS {
                 break;
             }
-            // It wants to be asked again later.
+            // It asks for a repetition of the call.
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             given = Some(InputGiven { round, ..asked.answered(BTreeMap::new()) });
@@ -161,7 +161,7 @@ impl McpTool {
         let name = self.server.name();
         match link.call(&self.described, params, &context.requests).await {
             Ok(result) => Ok(result),
-            // What it did before it asked for input is not known.
+            // It is unknown what it did before it asked for input.
             Err(failure) if given.is_none() && era::was_not_begun(&failure) => {
                 Err(format!("The MCP server {name} did not execute the call: {failure}."))
             }
@@ -180,7 +180,7 @@ impl McpTool {
         if link.era() == Era::Old {
             return Err("it asks for input, which its protocol version does not support".into());
         }
-        let Asked { forms: requests, state: request_state } =
+        let Elicitation { forms: requests, state: request_state } =
             asked::read(result).map_err(|why| format!("it asks for input, and {why}"))?;
         if round >= MAX_ROUNDS {
             return Err(format!("it asks for input for more than {MAX_ROUNDS} times"));
@@ -198,7 +198,7 @@ impl McpTool {
         ))
     }
 
-    /// What is said of a call whose effect is not known.
+    /// The note on a call whose effect is unknown.
     fn unknown(&self) -> &'static str {
         match self.described.info.effect {
             Effect::Read => "",
@@ -206,7 +206,7 @@ impl McpTool {
         }
     }
 
-    /// Whether an answer is what the server itself says that this tool answers.
+    /// Checks an answer against the output schema that the server declares for this tool.
     fn check(&self, result: &Value) -> Result<(), String> {
         let Some(schema) = &self.described.output_schema else { return Ok(()) };
         let name = self.server.name();
@@ -221,11 +221,11 @@ impl McpTool {
         };
         let schema = Schema::of_tool(schema).map_err(|refused| wrong(refused.0))?;
         schema.check(structured, MAX_FAULTS).map_err(|rejected| {
-            let told = |Fault { pointer, message, .. }: Fault| match pointer.as_str() {
+            let in_words = |Fault { pointer, message, .. }: Fault| match pointer.as_str() {
                 "" => message,
                 _ => format!("{pointer}: {message}"),
             };
-            wrong(rejected.faults().into_iter().map(told).collect::<Vec<_>>().join("; "))
+            wrong(rejected.faults().into_iter().map(in_words).collect::<Vec<_>>().join("; "))
         })
     }
 }
@@ -252,7 +252,7 @@ impl Tool for Missing {
         Some(self.why())
     }
 
-    /// What it would do, as far as that is declared; nothing, where it is known that it is not there.
+    /// The declared actions. If the server is up and does not list the tool, only a call that reads.
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let ToolInfo { name, effect, destructive, .. } = &self.info;
         if self.server.is_started() {

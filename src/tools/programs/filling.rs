@@ -1,9 +1,9 @@
-//! Whether programs fill their workspace beyond its bounds, while they run.
+//! Detects programs that fill their workspace beyond its quota while they run.
 //!
-//! The service does not see what they write, so it measures the workspace: regularly, more rarely
-//! where that takes long, and at once where the file system has lost a part of what the workspace may
-//! hold. Asking the file system costs next to nothing, so a flood is seen soon even where the
-//! workspace is large.
+//! The service does not see what they write, so it measures the workspace: at regular intervals, less
+//! often if that takes long, and at once if the free space of the file system has shrunk by a part of the
+//! quota. Reading the free space costs almost nothing, so that a flood is noticed soon even in a large
+//! workspace.
 
 use std::time::{Duration, Instant};
 
@@ -25,8 +25,8 @@ const PART: u64 = 16;
 /// The part that it loses between two looks where much is written.
 const PART_OF_MUCH: u64 = 256;
 
-/// Answers when a workspace holds more than it may and does not become smaller; sooner where it holds far
-/// more and has grown, if it is known from what size.
+/// Resolves when a workspace exceeds its quota and does not become smaller, or as soon as it exceeds it
+/// by far and has grown since `begun`.
 pub(super) async fn filled(workspace: &Workspace, begun: Option<Size>) -> OverQuota {
     let mut watched = Some(Watched::new(workspace.clone(), begun));
     loop {

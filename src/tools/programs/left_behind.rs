@@ -1,9 +1,10 @@
-//! What programs have left in the workspace, inspected when they have ended, for whatever reason:
-//! which files they made, changed and deleted, and whether they made what `paths.deny` forbids.
+//! Inspects the files that programs left in the workspace, once they have ended for whatever reason:
+//! which files they created, changed and deleted, and whether they created what `paths.deny` forbids.
 //!
-//! Such a thing is put aside, since a rule by glob cannot be held while programs run: only what is there
-//! before they start is hidden from them. What others do in the workspace in the meantime cannot be told
-//! from what the programs do, except for what the service itself writes; so nothing is deleted.
+//! Denied files are moved to the quarantine, because globs cannot be enforced while programs run: only
+//! files that exist before they start are hidden from them. Changes that others make in the meantime
+//! cannot be distinguished from those of the programs, except for writes of the service itself; so
+//! nothing is deleted.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsStr;
@@ -21,7 +22,7 @@ use crate::tools::ToolContext;
 use crate::tools::removal::make_accessible;
 use crate::tools::sandbox::known::{self, Stamp, Tree};
 use crate::tools::sandbox::reach::Before;
-use crate::tools::sandbox::walk::{Beyond, MAX_WALKED, Met, walk};
+use crate::tools::sandbox::walk::{MAX_WALKED, WalkEntry, WalkLimit, walk};
 
 /// Entries that are looked at after programs have ended. They may have made more than there may be before
 /// the next ones.
@@ -29,8 +30,8 @@ const MAX_AFTERWARDS: usize = 10 * MAX_WALKED;
 /// Such files that are listed to a model.
 const MAX_LISTED: usize = 20;
 
-/// Looks the workspace through when this is dropped and the programs have ended.
-pub(super) struct LooksThrough(Option<Work>);
+/// Inspects the workspace when this is dropped and the programs have ended.
+pub(super) struct InspectOnDrop(Option<Work>);
 
 struct Work {
     permit: Permit,
@@ -42,8 +43,8 @@ struct Work {
     until: watch::Sender<()>,
 }
 
-impl LooksThrough {
-    /// With what is to be dropped when the programs have ended.
+impl InspectOnDrop {
+    /// Returns a sender, too, which must be dropped when the programs have ended.
     pub(super) fn after(
         permit: Permit,
         context: &ToolContext,
@@ -51,24 +52,24 @@ impl LooksThrough {
         missing: Arc<BTreeSet<String>>,
     ) -> (oneshot::Sender<()>, Self) {
         let (held, ended) = oneshot::channel();
-        let (until, looking) = watch::channel(());
-        context.changed.looked_through(looking);
+        let (until, inspection) = watch::channel(());
+        context.changed.inspected_until(inspection);
         let context = context.clone();
         (held, Self(Some(Work { permit, context, before, missing, ended, until })))
     }
 }
 
-impl Drop for LooksThrough {
+impl Drop for InspectOnDrop {
     fn drop(&mut self) {
         let (Some(work), Ok(runtime)) = (self.0.take(), Handle::try_current()) else { return };
         runtime.spawn(async move {
             let Work { permit, context, before, missing, ended, until } = work;
             let _ = ended.await; // the other side is dropped, nothing is sent
-            let looking = move || {
+            let inspect = move || {
                 delete_unopened(&missing, &context.workspace);
-                look_through(&permit, &context, before);
+                inspect_files(&permit, &context, before);
             };
-            if let Err(error) = tokio::task::spawn_blocking(looking).await {
+            if let Err(error) = tokio::task::spawn_blocking(inspect).await {
                 tracing::error!(%error, "the files that programs left could not be inspected");
             }
             drop(until);
@@ -76,7 +77,7 @@ impl Drop for LooksThrough {
     }
 }
 
-/// Something denied that was not there before.
+/// A denied file or directory that was not there before.
 struct Made {
     path: String,
     /// The path that the same file had before.
@@ -92,7 +93,7 @@ struct Found {
     made: Vec<Made>,
 }
 
-fn look_through(permit: &Permit, context: &ToolContext, before: Before) {
+fn inspect_files(permit: &Permit, context: &ToolContext, before: Before) {
     match detect_changes(permit, context, before) {
         Ok(found) => record_changes(found, permit, context),
         Err(error) => context
@@ -104,8 +105,8 @@ fn look_through(permit: &Permit, context: &ToolContext, before: Before) {
 fn record_changes(found: Found, permit: &Permit, context: &ToolContext) {
     let Found { changes, made } = found;
     for (path, kind) in changes.iter().flatten() {
-        let ruling = permit.ruling_on_made(path);
-        // Without a pattern it is no rule about this file that objects, and the kernel holds it.
+        let ruling = permit.ruling_on_program_file(path);
+        // Without a pattern the objection is not about this file; the kernel enforces the rule.
         if ruling.decision == Decision::Warned && ruling.pattern.is_some() {
             context.requests.left(path, None, ruling, "succeeded");
         }
@@ -114,9 +115,9 @@ fn record_changes(found: Found, permit: &Permit, context: &ToolContext) {
     if changes.is_some() {
         context.changed.complete();
     }
-    let mut told = Vec::new();
+    let mut denied = Vec::new();
     for Made { path, was, kept } in made {
-        let ruling = permit.ruling_on_made(&path);
+        let ruling = permit.ruling_on_program_file(&path);
         let pattern = ruling.pattern.clone().unwrap_or_default();
         let was = was.map(|was| format!(" (it was {} before)", quoted(&was)));
         let was = was.unwrap_or_default();
@@ -129,27 +130,27 @@ fn record_changes(found: Found, permit: &Permit, context: &ToolContext) {
         };
         let (tenant, run, call) = (&context.caller.tenant, context.run_id, context.call_id);
         tracing::warn!(path, pattern, kept, tenant, %run, %call, "programs created denied files");
-        told.push(format!("{}{was}, which is denied by {pattern}{failed}", quoted(&path)));
+        denied.push(format!("{}{was}, which is denied by {pattern}{failed}", quoted(&path)));
         context.requests.left(&path, kept, ruling, outcome);
     }
-    if told.is_empty() {
+    if denied.is_empty() {
         return;
     }
-    let more = told.len().saturating_sub(MAX_LISTED);
-    told.truncate(MAX_LISTED);
+    let more = denied.len().saturating_sub(MAX_LISTED);
+    denied.truncate(MAX_LISTED);
     let more = if more > 0 { format!("; and {more} more") } else { String::new() };
     context.changed.object(format!(
         "Blocked by the path rule: the programs made what they may not, and it was taken out of the \
          workspace with its content: {}{more}. What else they did stays.",
-        told.join("; ")
+        denied.join("; ")
     ));
 }
 
-/// What the kernel reports of the changes, if that is all there is to know.
+/// Finds the changes: from the kernel's reports if these are complete, else by a walk.
 fn detect_changes(permit: &Permit, context: &ToolContext, mut before: Before) -> io::Result<Found> {
     let root = context.workspace.root();
     let changes =
-        before.tree.as_mut().and_then(|tree| tree.updated(&root, |path| permit.may_meet(path)));
+        before.tree.as_mut().and_then(|tree| tree.updated(&root, |path| permit.may_visit(path)));
     let Some(changes) = changes else { return found(permit, context, &before) };
     if let Some(tree) = before.tree.take() {
         known::keep(&root, permit.denied_as_written(), tree);
@@ -168,52 +169,55 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
     let mut changes = Vec::new();
     let mut kept: HashSet<&String> = HashSet::new();
     let refused = |beyond| match beyond {
-        Beyond::Entries => {
+        WalkLimit::Entries => {
             io::Error::other(format!("there are more than {MAX_AFTERWARDS} entries"))
         }
-        Beyond::Time => io::ErrorKind::TimedOut.into(),
-        Beyond::Depth => io::Error::other("directories lie too deep in one another"),
+        WalkLimit::Time => io::ErrorKind::TimedOut.into(),
+        WalkLimit::Depth => io::Error::other("directories lie too deep in one another"),
     };
     let mut is_beneath_denied = false;
     let mut next = if before.tree.is_some() { Tree::watched(&root) } else { Tree::default() };
-    walk(&root, (MAX_AFTERWARDS, None), refused, |met: &Met<'_>| {
-        // Patterns are seen above a path only where something denied was entered.
-        let may =
-            if is_beneath_denied { permit.may_enter(met.path) } else { permit.may_meet(met.path) };
+    walk(&root, (MAX_AFTERWARDS, None), refused, |entry: &WalkEntry<'_>| {
+        // Deny patterns of parent directories matter only within a denied directory.
+        let may = if is_beneath_denied {
+            permit.may_enter(entry.path)
+        } else {
+            permit.may_visit(entry.path)
+        };
         if !may {
-            if before.denied.contains(met.path) || is_observed(permit, met.path) {
-                next.denied.insert(met.path.to_owned());
+            if before.denied.contains(entry.path) || is_observed(permit, entry.path) {
+                next.denied.insert(entry.path.to_owned());
                 return Ok(false);
             }
             next.is_incomplete();
-            if before.own.knows(met.directory, met.name) {
-                is_beneath_denied |= met.is_directory;
-                return Ok(met.is_directory); // what lies in it may be the programs' all the same
+            if before.own.knows(entry.directory, entry.name) {
+                is_beneath_denied |= entry.is_directory;
+                return Ok(entry.is_directory); // what lies in it may be the programs' all the same
             }
-            found.made.push(put_aside(met, context, before));
+            found.made.push(put_aside(entry, context, before));
             return Ok(false);
         }
-        if met.name.to_str().is_none() {
+        if entry.name.to_str().is_none() {
             next.is_incomplete();
         }
-        if met.is_directory {
-            make_accessible(met.directory, met.name);
+        if entry.is_directory {
+            make_accessible(entry.directory, entry.name);
             if next.may_be_kept() {
-                next.add_directory(met);
+                next.add_directory(entry);
             }
             return Ok(true);
         }
         let Some(Tree { files, .. }) = &before.tree else { return Ok(false) };
-        let Ok(now) = met.stat() else { return Ok(false) };
+        let Ok(now) = entry.stat() else { return Ok(false) };
         if next.may_be_kept() {
-            next.add_file(met.path, &now);
+            next.add_file(entry.path, &now);
         }
-        match files.get_key_value(met.path) {
-            None => changes.push((met.path.to_owned(), ChangeKind::Created)),
+        match files.get_key_value(entry.path) {
+            None => changes.push((entry.path.to_owned(), ChangeKind::Created)),
             Some((path, stamp)) => {
                 kept.insert(path);
                 if *stamp != Stamp::of(&now) {
-                    changes.push((met.path.to_owned(), ChangeKind::Modified));
+                    changes.push((entry.path.to_owned(), ChangeKind::Modified));
                 }
             }
         }
@@ -231,7 +235,7 @@ fn found(permit: &Permit, context: &ToolContext, before: &Before) -> io::Result<
 
 /// Whether what the definition denies is only noted.
 fn is_observed(permit: &Permit, path: &str) -> bool {
-    permit.ruling_on_made(path).decision <= Decision::Warned
+    permit.ruling_on_program_file(path).decision <= Decision::Warned
 }
 
 /// A denied directory, or file, where the workspace is too large to look it through.
@@ -249,16 +253,16 @@ fn made_tree(tree: &str, context: &ToolContext, before: &Before) -> Option<Made>
     Some(Made { path: tree.to_owned(), was: None, kept })
 }
 
-fn put_aside(met: &Met<'_>, context: &ToolContext, before: &Before) -> Made {
-    let inode = met.stat().ok().filter(|_| !met.is_directory).map(|found| found.st_ino);
+fn put_aside(entry: &WalkEntry<'_>, context: &ToolContext, before: &Before) -> Made {
+    let inode = entry.stat().ok().filter(|_| !entry.is_directory).map(|found| found.st_ino);
     let was = before
         .tree
         .iter()
         .flat_map(|tree| &tree.files)
         .find(|(_, stamp)| Some(stamp.inode) == inode);
     Made {
-        path: met.path.to_owned(),
+        path: entry.path.to_owned(),
         was: was.map(|(path, _)| path.clone()),
-        kept: context.workspace.put_aside(met.directory, met.name, met.path),
+        kept: context.workspace.put_aside(entry.directory, entry.name, entry.path),
     }
 }

@@ -1,6 +1,6 @@
-//! Files that redirections may make where the rules for paths name no directory as a whole. The kernel
-//! grants files that are there, so these are made before the programs start; what no redirection has
-//! opened is deleted when they have ended.
+//! Files that redirections may create where the path rules permit single files but no whole directory.
+//! The kernel can grant only existing files, so they are created before the programs start. Those that no
+//! redirection has opened are deleted when the programs have ended.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -34,7 +34,7 @@ pub(super) fn missing(job: &Job<'_>, permit: &Permit, workspace: &Workspace) -> 
     missing.map(str::to_owned).collect()
 }
 
-/// Makes the files; answers what grants them.
+/// Creates the files; returns the grants for them.
 pub(super) fn made(missing: &BTreeSet<String>, workspace: &Workspace) -> Vec<Grant> {
     let made = missing.iter().filter(|path| make(path, workspace).is_ok());
     let grant =
@@ -47,7 +47,7 @@ fn make(path: &str, workspace: &Workspace) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
     let file = directory.open_with(name, &options)?.into_std();
-    // The mark of a file that nothing has opened since.
+    // This time marks a file that nothing has opened since.
     file.set_modified(SystemTime::UNIX_EPOCH).or_else(|_| directory.remove_file(name))
 }
 

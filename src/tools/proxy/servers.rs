@@ -1,8 +1,8 @@
 //! Requests of MCP servers that are programs: which hosts the operator lists for one, and what it
 //! asked for.
 //!
-//! Such a request belongs to no run, so it is in no run's budget. What was asked is noted here for the
-//! audit log, by server, host and outcome, until it is taken.
+//! Such a request belongs to no run, and counts for no run's budget. Requests are counted here for the
+//! audit log, by server, host and outcome.
 
 use std::fmt;
 use std::sync::Arc;
@@ -58,17 +58,17 @@ impl ServerRequest {
     }
 }
 
-/// What servers have asked for and is not recorded yet. Cheap to clone.
+/// Requests of servers that are not recorded in the audit log yet. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct ServerRequests(Arc<Mutex<Tally<ServerRequest>>>);
 
 impl ServerRequests {
-    /// What is to be recorded now and how often it was asked; all of it where nothing follows.
+    /// The requests that are due to be recorded, with their counts; all of them if `is_last`.
     pub fn take(&self, now: Instant, is_last: bool) -> Vec<(ServerRequest, u64)> {
         self.0.lock().take(now, is_last)
     }
 
-    /// Takes back what could not be recorded; it is due again a minute after it was taken.
+    /// Returns requests that could not be recorded; they are due again a minute after they were taken.
     pub fn give_back(&self, request: ServerRequest, count: u64) {
         self.0.lock().give_back(request, count);
     }
@@ -113,7 +113,7 @@ pub(super) struct Unanswered {
 }
 
 impl Unanswered {
-    /// What became of it.
+    /// Records its outcome.
     pub(super) fn settle(mut self, failure: Option<&str>) {
         if let Some(request) = &mut self.request {
             request.reason = failure.map(str::to_owned);

@@ -1,8 +1,8 @@
 //! What confines a process and all its descendants for good: no new privileges, no capabilities,
 //! resource limits, and Landlock for files, TCP, signals and abstract sockets.
 //!
-//! It is applied to the runner, before it starts the first program. What cannot be applied is
-//! reported and not hidden; whether that is enough is the plan's to say.
+//! It is applied to the runner, before it starts the first program. What cannot be applied is reported;
+//! the plan says which level of confinement is required.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ pub(super) struct Reached {
     pub(super) kind: GrantKind,
 }
 
-/// Opens what a plan grants. What does not exist is left out: it needs no grant.
+/// Opens the paths that a plan grants. Paths that do not exist are skipped.
 pub(super) fn open(grants: &[Grant]) -> io::Result<Vec<Reached>> {
     let mut reached = Vec::with_capacity(grants.len());
     for Grant { path, access, kind } in grants {
@@ -52,10 +52,10 @@ pub(super) fn open_path(path: &str) -> io::Result<OwnedFd> {
     })
 }
 
-/// Limits of every program, and of all together what the kernel counts so.
+/// Sets the limits of every program, and those that the kernel counts for all programs together.
 pub(super) fn limit(limits: &Limits, counts_processes: bool) -> io::Result<()> {
     let both = |value| Rlimit { current: Some(value), maximum: Some(value) };
-    // A program gets a signal first, and is killed if it goes on.
+    // At the soft limit a program gets a signal, and at the hard limit it is killed.
     let killed = Some(limits.cpu_seconds.saturating_add(1));
     setrlimit(Resource::Cpu, Rlimit { current: Some(limits.cpu_seconds), maximum: killed })?;
     setrlimit(Resource::Fsize, both(limits.file_size))?;
@@ -67,7 +67,7 @@ pub(super) fn limit(limits: &Limits, counts_processes: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Limits that the runner itself could not live with, set just before a program starts.
+/// Sets the limits under which the runner itself could not work, immediately before a program starts.
 pub(super) fn limit_program(limits: &Limits) -> io::Result<()> {
     let both = |value| Rlimit { current: Some(value), maximum: Some(value) };
     setrlimit(Resource::Data, both(limits.memory))?;
@@ -117,8 +117,8 @@ pub(super) fn landlock(reached: &[Reached], port: Option<u16>) -> Result<u32, Ru
     })
 }
 
-/// Takes from this process, and what it becomes, every right to change files but temporary ones and
-/// `/dev/null`. What is open already stays open.
+/// Removes from this process, and from the program that it becomes, every right to change files except
+/// temporary ones and `/dev/null`. Open files stay open.
 pub(super) fn read_only(temporary: &str) -> Result<(), RulesetError> {
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)

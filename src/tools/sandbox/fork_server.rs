@@ -32,7 +32,7 @@ pub(super) fn request(server: BorrowedFd<'_>, streams: &Streams<BorrowedFd<'_>>)
     handles::send(server, REQUEST, &[streams.socket, streams.stdout, streams.stderr])
 }
 
-/// The whole life of the process, whose requests come through its standard input.
+/// The main function of the fork server, whose requests come through its standard input.
 pub fn serve_forks() -> ExitCode {
     match served() {
         Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => ExitCode::FAILURE,

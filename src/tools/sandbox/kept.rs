@@ -1,8 +1,8 @@
-//! A program that is kept running and spoken to: it reads what the service writes, for as long as
-//! both live, in the very same confinement as the programs of a call.
+//! A program that is kept running and communicates with the service over pipes, in the same confinement
+//! as the programs of a call.
 //!
-//! Its supervisor ends it, and all that it started, when the service lets go of it, however that
-//! comes about. What is said is not looked at here.
+//! Its supervisor ends it, and all processes that it started, when the service drops it or dies. The
+//! messages are not interpreted here.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ pub struct KeptProgram {
     /// Beside the usual variables.
     pub environment: Vec<(String, String)>,
     pub reach: Reach,
-    /// To the network, where it has one and the kernel can give it.
+    /// Its network access, if it has one and the kernel supports it.
     pub way_out: Option<WayOut>,
 }
 
@@ -41,7 +41,7 @@ pub struct Running {
     pub output: pipe::Receiver,
     pub errors: pipe::Receiver,
     pub ending: Ending,
-    /// Answers what it asks of the network.
+    /// The proxy that answers its network requests.
     _way_out: Option<AbortOnDropHandle<()>>,
 }
 
@@ -59,7 +59,7 @@ impl Sandbox {
         self.check(kernel)?;
         let settings = self.settings();
         let KeptProgram { program, arguments, directory, environment, reach, way_out } = kept;
-        let way_out = way_out.filter(|_| kernel.holds.network);
+        let way_out = way_out.filter(|_| kernel.confinement.network);
         let temporary = temporary()?;
         let command = Command {
             program,
@@ -78,7 +78,7 @@ impl Sandbox {
             limits: settings.limits,
             timeout_ms: u64::try_from(FOREVER.as_millis()).unwrap_or(u64::MAX),
             temporary,
-            namespaces: kernel.holds.namespaces,
+            namespaces: kernel.confinement.namespaces,
             at_least: if settings.require {
                 SandboxLevel::Enforced
             } else {

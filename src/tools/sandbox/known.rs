@@ -1,19 +1,19 @@
-//! What lies in a workspace, and is still known when the next call comes: a large workspace is then not looked
-//! through twice for each call of programs.
+//! A cache of the files of workspaces, so that a large workspace is not walked twice for each call of
+//! programs.
 //!
-//! The kernel reports (inotify) which names have changed since; only those are looked at again. That is sound since
-//! it reports every way in which programs can change a file, or stop being exact in a way that is seen:
-//! - Each directory is watched before its names are read, so a change meets the reading or the watch.
-//! - A change is reported under the name that it was made by. It can be missed only where a file has a second
-//!   name, so a tree with a file of several names is not kept, and a name that was made and is gone again,
-//!   which may have been such a name, is not reported. Writing through a mapping is reported when the file is closed,
-//!   which a program's end does before that end is seen (or some microseconds later, where just then another process reads
-//!   of the program in `/proc`).
-//! - Directories that come, go, move or change, a queue that overflows, and denied names are not followed.
-//! - What is mounted in a workspace, and file systems that others may change past this kernel, are not watched.
+//! The kernel reports (inotify) which names have changed since the last call, and only those are inspected
+//! again. That is sound because every change by programs is either reported or detected as not reportable:
+//! - Each directory is watched before its names are read, so a change is either read or reported.
+//! - A change is reported under the name by which it was made. It can be missed only if a file has a
+//!   second name. So a tree is not kept if one of its files has several names, or if a name was created
+//!   and removed again, which may have been a second name. A write through a mapping is reported when the
+//!   file is closed. The end of a program closes its files before that end is seen (or some microseconds
+//!   later if another process is just reading about the program in `/proc`).
+//! - Created, removed, moved or changed directories, an overflowing queue and denied names are not tracked.
+//! - Mounts in a workspace, and file systems that others may change without this kernel, are not watched.
 //!
-//! In these cases the whole workspace is compared. What is reported need only be
-//! a superset: whether a file has changed is judged by its stamp. A tree belongs to one call at a time.
+//! In these cases the whole workspace is walked and compared. The reports may contain too many names:
+//! whether a file has changed is decided by its stamp. A tree belongs to one call at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -30,7 +30,7 @@ use rustix::fs::{AtFlags, FileType, Stat};
 use rustix::io::Errno;
 use tokio::runtime::Handle;
 
-use super::walk::{MAX_WALKED, Met};
+use super::walk::{MAX_WALKED, WalkEntry};
 use crate::event::ChangeKind;
 
 /// Trees that are kept, entries of all of them, and for how long.
@@ -55,7 +55,7 @@ const OWN_FILE_SYSTEMS: [u32; 8] = [
 
 static KEPT: Mutex<KeptTrees> = Mutex::new(KeptTrees { trees: Vec::new(), is_watched: false });
 
-/// How a file was when it was looked at. Its content is not read.
+/// The metadata of a file by which a change is recognised. Its content is not read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stamp {
     pub inode: u64,
@@ -89,29 +89,29 @@ pub struct Size {
     pub largest: u64,
 }
 
-/// What lies in a workspace.
+/// The files and directories of a workspace.
 #[derive(Debug, Default)]
 pub struct Tree {
-    /// What is no directory, by path.
+    /// Everything but directories, by path.
     pub files: HashMap<String, Stamp>,
     pub directories: HashSet<String>,
-    /// What is denied, without what lies in it.
+    /// Denied files and directories, without the contents of the latter.
     pub denied: HashSet<String>,
     /// `None` where changes are not reported.
     watches: Option<Watches>,
 }
 
 impl Tree {
-    /// An empty one, whose changes are reported if that is possible.
+    /// An empty tree whose changes are reported, if that is possible.
     pub fn watched(root: &Dir) -> Self {
         Self { watches: Watches::begin(root), ..Self::default() }
     }
 
-    /// To be called before what lies in it is read.
-    pub fn add_directory(&mut self, met: &Met<'_>) {
-        self.directories.insert(met.path.to_owned());
+    /// Must be called before the entries of the directory are read.
+    pub fn add_directory(&mut self, entry: &WalkEntry<'_>) {
+        self.directories.insert(entry.path.to_owned());
         if let Some(watches) = &mut self.watches
-            && !watches.add(met.directory, met.name, met.path)
+            && !watches.add(entry.directory, entry.name, entry.path)
         {
             self.watches = None;
         }
@@ -129,7 +129,7 @@ impl Tree {
         self.watches.is_some() && self.entries() <= MAX_WALKED
     }
 
-    /// Something lies in it that has no place here.
+    /// Marks the tree as incomplete: it contains something that it cannot represent.
     pub fn is_incomplete(&mut self) {
         self.watches = None;
     }
@@ -148,15 +148,15 @@ impl Tree {
         self.files.len() + self.directories.len() + self.denied.len()
     }
 
-    /// Brings it up to date and answers what has changed, by path; nothing, and it stays as it is, where
-    /// that cannot be told.
+    /// Updates the tree and returns the changes by path. If these are unknown, returns `None` and leaves
+    /// the tree as it is.
     pub fn updated(
         &mut self,
         root: &Dir,
-        may_meet: impl Fn(&str) -> bool,
+        may_visit: impl Fn(&str) -> bool,
     ) -> Option<Vec<(String, ChangeKind)>> {
         let touched = self.watches.as_mut().and_then(Watches::touched);
-        let found = touched.and_then(|touched| touched.looked_at(root, may_meet));
+        let found = touched.and_then(|touched| touched.looked_at(root, may_visit));
         let Some(found) = found else {
             self.watches = None;
             return None;
@@ -190,7 +190,7 @@ struct Watches {
     directories: HashMap<i32, String>,
 }
 
-/// The kernel takes its time to end watches.
+/// Closes the watches on a thread of its own, because the kernel may take long.
 impl Drop for Watches {
     fn drop(&mut self) {
         if let (Some(events), Ok(runtime)) = (self.events.take(), Handle::try_current()) {
@@ -214,7 +214,7 @@ impl Watches {
         watches.add(root, OsStr::new("."), "").then_some(watches)
     }
 
-    /// Whether it is possible.
+    /// Watches a directory; returns whether that is possible.
     fn add(&mut self, parent: &Dir, name: &OsStr, path: &str) -> bool {
         if self.directories.len() >= MAX_WATCHED {
             return false;
@@ -236,7 +236,7 @@ impl Watches {
         matches!(number, Some(Ok(number)) if self.directories.insert(number, path.to_owned()).is_none())
     }
 
-    /// What was touched since this was last asked; nothing where that is not known by names.
+    /// The names that were touched since the last call; `None` if they are not known completely.
     fn touched(&mut self) -> Option<Touched> {
         let mut touched = Touched::default();
         let mut space = Vec::with_capacity(AT_ONCE);
@@ -263,11 +263,11 @@ impl Watches {
 #[derive(Debug, Default)]
 struct Touched {
     names: HashSet<String>,
-    /// Those that were made, and so may be further names of files.
+    /// Created names, which may be second names of files.
     made: HashSet<String>,
-    /// Those of them that were moved away.
+    /// Created names that were moved away.
     left: HashSet<String>,
-    /// Moves of them that have begun.
+    /// Cookies of their moves that have begun.
     leaving: HashSet<u32>,
 }
 
@@ -299,15 +299,15 @@ impl Touched {
         Some(())
     }
 
-    /// How each of them is now; nothing where one is more than a file by one name.
+    /// The current state of each name; `None` if one of them is not a file with exactly one name.
     fn looked_at(
         self,
         root: &Dir,
-        may_meet: impl Fn(&str) -> bool,
+        may_visit: impl Fn(&str) -> bool,
     ) -> Option<Vec<(String, Option<Stamp>)>> {
         let Self { names, made, left, .. } = self;
         let look = |path: String| {
-            if !may_meet(&path) {
+            if !may_visit(&path) {
                 return None;
             }
             match rustix::fs::statat(root, path.as_str(), AtFlags::SYMLINK_NOFOLLOW) {
@@ -327,7 +327,7 @@ impl Touched {
     }
 }
 
-/// Whether something is mounted beneath a directory, or that is not known.
+/// Whether something is mounted beneath a directory. True if that is unknown.
 fn has_mounts(directory: &Path) -> bool {
     let Ok(mounts) = fs::read("/proc/self/mountinfo") else { return true };
     let places = mounts.split(|byte| *byte == b'\n').filter_map(|line| {
@@ -382,8 +382,8 @@ fn place(root: &Dir) -> Option<(u64, u64)> {
     rustix::fs::fstat(root).ok().map(|found| (found.st_dev, found.st_ino))
 }
 
-/// What is known of a workspace in which that is denied, brought up to date.
-pub fn taken(root: &Dir, rules: &str, may_meet: impl Fn(&str) -> bool) -> Option<Tree> {
+/// Takes the cached tree of a workspace with these deny rules, and updates it.
+pub fn taken(root: &Dir, rules: &str, may_visit: impl Fn(&str) -> bool) -> Option<Tree> {
     let place = place(root)?;
     let is_it = |kept: &KeptTree| kept.place == place && kept.rules == rules;
     let mut tree = {
@@ -391,11 +391,11 @@ pub fn taken(root: &Dir, rules: &str, may_meet: impl Fn(&str) -> bool) -> Option
         let index = trees.iter().position(is_it)?;
         trees.swap_remove(index).tree
     };
-    tree.updated(root, may_meet)?;
+    tree.updated(root, may_visit)?;
     tree.may_be_kept().then_some(tree)
 }
 
-/// Keeps what is known of a workspace for the next call.
+/// Caches the tree of a workspace for the next call.
 pub fn keep(root: &Dir, rules: String, tree: Tree) {
     let Some(place) = place(root) else { return };
     if !tree.may_be_kept() {
@@ -421,7 +421,7 @@ pub fn keep(root: &Dir, rules: String, tree: Tree) {
     }
 }
 
-/// Forgets trees that are not used any more.
+/// Drops cached trees that are no longer used.
 async fn forgetting() {
     struct Watching;
     impl Drop for Watching {
@@ -446,19 +446,19 @@ mod tests {
     use cap_std::ambient_authority;
     use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-    use super::super::walk::{Beyond, walk};
+    use super::super::walk::{WalkLimit, walk};
     use super::*;
 
     fn looked(root: &Dir) -> Tree {
         let mut tree = Tree::watched(root);
-        let refused = |_: Beyond| std::io::Error::other("refused");
-        let walked = walk(root, (100, None), refused, |met: &Met<'_>| {
-            if met.is_directory {
-                tree.add_directory(met);
+        let refused = |_: WalkLimit| std::io::Error::other("refused");
+        let walked = walk(root, (100, None), refused, |entry: &WalkEntry<'_>| {
+            if entry.is_directory {
+                tree.add_directory(entry);
             } else {
-                tree.add_file(met.path, &met.stat()?);
+                tree.add_file(entry.path, &entry.stat()?);
             }
-            Ok(met.is_directory)
+            Ok(entry.is_directory)
         });
         walked.unwrap();
         tree

@@ -1,11 +1,12 @@
-//! Runs programs so that they reach what they were given and nothing else, and end when they must.
+//! Runs programs that can access only what they were granted, and ends them in time.
 //!
-//! [`Sandbox::run`] starts a supervisor (a copy of a small process of this same binary, see
-//! `fork_server`), hands it a plan and reads what the programs write. The supervisor outlives the service: dropping the future, and the
-//! death of the whole service, end every program there is. How well programs are held depends on
-//! the kernel; it is found out by trying, reported as a [`SandboxLevel`], and never assumed.
+//! [`Sandbox::run`] starts a supervisor (a fork of a small process of this same binary, see
+//! `fork_server`), sends it a plan and reads the output of the programs. All programs end when the future
+//! is dropped, and when the service dies, because the supervisor outlives the service. How well programs
+//! are confined depends on the kernel. That is found out by a probe, reported as a [`SandboxLevel`], and
+//! never assumed.
 //!
-//! It does not decide what may run, nor what may be reached: tools do, from a permit.
+//! The sandbox does not decide what may run and what may be accessed: tools do, from a permit.
 
 mod confinement;
 mod fork_server;
@@ -41,7 +42,7 @@ pub use fork_server::serve_forks;
 pub use kept::{KeptProgram, Running};
 use output::MaxOutput;
 pub use output::{Output, shortened};
-use plan::{Holds, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
+use plan::{Confinement, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
 pub use plan::{Limits, Stopped};
 pub use startable::Startable;
 use supervised::Supervisors;
@@ -50,17 +51,17 @@ use supervised::Supervisors;
 pub const FORK_SERVER: &str = "sandbox-run";
 /// How long a supervisor may take beyond its plan's own time.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long it may take to find out what the kernel gives.
+/// How long a probe of the kernel's features may take.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of standard error that are kept: no result shows more of it.
 const MAX_STDERR: usize = 64 * 1024;
 /// Bytes that are kept of what a probe writes.
 const OF_PROBE: MaxOutput = MaxOutput { stdout: 1000, stderr: 1000 };
-/// Probes of which the last one is believed where the supervisor cannot be started or is late.
+/// Probes that are made if the supervisor cannot be started or is late; the last failure counts.
 const PROBES: u32 = 3;
 
-/// Confines this process to what is open already: no other files, no network, no further privileges,
-/// and no more memory and time than this.
+/// Confines this process to its open files: no other files, no network, no further privileges, and no
+/// more memory and time than these limits.
 ///
 /// # Errors
 /// The limits cannot be set. What this kernel does not have, Landlock or seccomp, is left out.
@@ -99,10 +100,10 @@ pub struct Sandbox {
     supervisors: Supervisors,
 }
 
-/// What the kernel gives.
+/// The confinement that the kernel supports.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kernel {
-    pub holds: Holds,
+    pub confinement: Confinement,
     /// Why there are no namespaces.
     pub without_namespaces: Option<String>,
     /// Why programs can have no network of their own, where there are namespaces.
@@ -111,12 +112,11 @@ pub struct Kernel {
 
 impl Kernel {
     pub fn level(&self) -> SandboxLevel {
-        self.holds.level()
+        self.confinement.level()
     }
 }
 
-/// Answers what programs ask through the socket that is all they can connect to, for as long as it
-/// is polled.
+/// Serves the only socket to which programs can connect, for as long as the future is polled.
 pub type WayOut = Box<dyn FnOnce(TcpListener) -> BoxFuture<'static, ()> + Send>;
 
 /// Programs to run for one call.
@@ -134,7 +134,7 @@ pub struct Job<'a> {
     pub largest_file: Option<u64>,
     /// Bytes of standard output that are kept, where that is less than the operator's.
     pub max_stdout: Option<usize>,
-    /// Where the kernel gives them a network of their own.
+    /// Their network access, if the kernel can give them a network of their own.
     pub way_out: Option<WayOut>,
     /// Sees each line of standard error and says whether it is part of the output.
     pub each_line: Option<&'a mut (dyn FnMut(&str) -> bool + Send)>,
@@ -142,9 +142,9 @@ pub struct Job<'a> {
     pub held: Option<oneshot::Sender<()>>,
 }
 
-/// How programs ended.
+/// The result of a [`Job`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ran {
+pub struct JobResult {
     /// Of the last one; `None` where they were ended.
     pub exit_code: Option<i32>,
     pub stopped: Option<Stopped>,
@@ -157,7 +157,7 @@ pub struct Ran {
 /// Why programs did not run.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The machine cannot hold them as the operator requires.
+    /// The machine cannot confine them as the operator requires.
     #[error(
         "the sandbox is {found} on this machine and the operator requires an enforced one; see \
          `toolloop doctor`",
@@ -182,7 +182,7 @@ impl Sandbox {
         &self.settings
     }
 
-    /// What the kernel gives, found out once.
+    /// The confinement that the kernel supports, probed once.
     pub async fn kernel(&self) -> &Kernel {
         let probed = async {
             let kernel = probe(&self.settings, &self.supervisors).await;
@@ -203,7 +203,7 @@ impl Sandbox {
         Some(format!("No program runs: {refused}."))
     }
 
-    /// Whether the kernel holds programs as the operator requires.
+    /// Checks that the kernel can confine programs as the operator requires.
     fn check(&self, kernel: &Kernel) -> Result<(), SandboxError> {
         let found = kernel.level();
         if self.settings.require && found < SandboxLevel::Enforced {
@@ -212,7 +212,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// What is known of the kernel so far; found out by [`Self::kernel`].
+    /// The result of [`Self::kernel`], if it is known already.
     pub fn known_kernel(&self) -> Option<&Kernel> {
         self.kernel.get()
     }
@@ -221,14 +221,14 @@ impl Sandbox {
     ///
     /// # Errors
     /// [`SandboxError`] where nothing ran.
-    pub async fn run(&self, job: Job<'_>) -> Result<Ran, SandboxError> {
+    pub async fn run(&self, job: Job<'_>) -> Result<JobResult, SandboxError> {
         let kernel = self.kernel().await;
         self.check(kernel)?;
         let since = Instant::now();
         let Job { steps, directory, workspace, environment, input, reach, timeout, .. } = job;
         let Job { largest_file, max_stdout, way_out, each_line, held, .. } = job;
         let temporary = temporary()?;
-        let way_out = way_out.filter(|_| kernel.holds.network);
+        let way_out = way_out.filter(|_| kernel.confinement.network);
         let own = self.settings.limits;
         let file_size = largest_file.map_or(own.file_size, |bytes| bytes.min(own.file_size));
         let plan = Plan {
@@ -242,7 +242,7 @@ impl Sandbox {
             limits: Limits { file_size, ..own },
             timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
             temporary,
-            namespaces: kernel.holds.namespaces,
+            namespaces: kernel.confinement.namespaces,
             at_least: if self.settings.require {
                 SandboxLevel::Enforced
             } else {
@@ -263,7 +263,7 @@ impl Sandbox {
         if let Some(failure) = report.failure {
             return Err(SandboxError::NotStarted(failure));
         }
-        Ok(Ran {
+        Ok(JobResult {
             exit_code: report.exit_code,
             stopped: report.stopped,
             stdout,
@@ -300,7 +300,7 @@ impl Sandbox {
     }
 }
 
-/// What leads programs to the proxy, and past what was configured of that kind.
+/// Environment variables that make programs use the proxy, and override configured ones.
 fn proxied() -> Vec<(String, String)> {
     let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
     let names = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"];
@@ -310,7 +310,7 @@ fn proxied() -> Vec<(String, String)> {
     all.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// Tries what the kernel gives, with an empty plan.
+/// Finds out which confinement the kernel supports, with an empty plan.
 async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
     let tried = |namespaces: bool, network: bool| async move {
         let here = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
@@ -332,7 +332,7 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         match report.failure {
             Some(failure) => Err(SandboxError::NotStarted(failure)),
-            None => Ok(report.holds),
+            None => Ok(report.confinement),
         }
     };
     let mut kernel = Kernel::default();
@@ -343,7 +343,9 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
         let mut attempts = 1;
         let reason = loop {
             match tried(true, network).await {
-                Ok(holds) => return Kernel { holds, without_namespaces: None, ..kernel },
+                Ok(confinement) => {
+                    return Kernel { confinement, without_namespaces: None, ..kernel };
+                }
                 // The machine is busy, which says nothing of what it can do.
                 Err(SandboxError::Io(_)) if attempts < PROBES => attempts += 1,
                 Err(reason) => break Some(reason.to_string()),
@@ -353,7 +355,7 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
             if network { &mut kernel.without_network } else { &mut kernel.without_namespaces };
         *which = reason;
     }
-    kernel.holds = tried(false, false).await.unwrap_or_default();
+    kernel.confinement = tried(false, false).await.unwrap_or_default();
     kernel
 }
 

@@ -1,9 +1,9 @@
-//! The runner's view of the file system where it has a mount namespace: everything is read-only,
-//! what may be written is mounted again so that it can be, what is denied is covered, and a
-//! temporary directory in memory belongs to the programs alone.
+//! The runner's view of the file system in its mount namespace: everything is read-only, writable paths
+//! are mounted again as writable, denied paths are masked, and the programs have a temporary directory in
+//! memory of their own.
 //!
-//! Which paths that concerns is the plan's. Landlock holds beside this; mounts add what it does not
-//! look at: modes, owners and times of files.
+//! The plan says which paths these are. Landlock applies in addition; mounts also protect what Landlock
+//! does not check: modes, owners and times of files.
 
 use std::collections::BTreeSet;
 use std::io;

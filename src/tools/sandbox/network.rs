@@ -1,9 +1,9 @@
-//! The one address in a network of programs' own: a socket that the supervisor opens there and hands
-//! to the service, which answers it as a proxy.
+//! The only address in the network namespace of programs: a listening socket that the supervisor opens
+//! there and passes to the service, which serves it as a proxy.
 //!
-//! A socket belongs for good to the network that it was opened in. So only
-//! programs of this call can connect to this one, the service accepts without leaving its own
-//! network, and there is nothing else that a program could reach. What the proxy permits is not decided here.
+//! A socket belongs to the namespace in which it was opened. So only programs of this call can connect to
+//! it, the service accepts connections without leaving its own namespace, and programs can reach nothing
+//! else. What the proxy permits is decided elsewhere.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};

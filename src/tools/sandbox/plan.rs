@@ -1,6 +1,6 @@
-//! What the service asks of a supervisor, and what it hears back: plain data, written as JSON.
+//! The request to a supervisor ([`Plan`]) and its answer ([`Report`]): plain data, sent as JSON.
 //!
-//! A [`Plan`] is complete: the supervisor looks nothing up and decides nothing but how to hold it.
+//! A [`Plan`] is complete: the supervisor looks nothing up and decides only how to enforce the plan.
 //! Relative paths are beneath the workspace, which is the supervisor's own working directory.
 
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ pub struct Plan {
     pub environment: Vec<(String, String)>,
     /// What the first program reads on its standard input.
     pub input: Option<String>,
-    /// Whether it reads what the service goes on to write instead, from a pipe that comes behind the
-    /// plan.
+    /// Whether the first program reads, instead of `input`, a pipe that is sent after the plan and to
+    /// which the service keeps writing.
     #[serde(default)]
     pub is_spoken_to: bool,
     pub reach: Reach,
@@ -33,7 +33,7 @@ pub struct Plan {
     pub timeout_ms: u64,
     /// A directory of the operator's user that the programs' own temporary files go to.
     pub temporary: String,
-    /// Whether namespaces are made; where not, everything holds without them.
+    /// Whether namespaces are created; if not, the confinement works without them.
     pub namespaces: bool,
     /// Whether the programs reach a proxy of the service; in namespaces only.
     pub network: bool,
@@ -141,9 +141,9 @@ pub struct Limits {
     pub open_files: u64,
 }
 
-/// What holds programs in fact, as the supervisor found it.
+/// The confinement of programs that is actually in force, as the supervisor found it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holds {
+pub struct Confinement {
     /// The version of Landlock's interface; 0 where there is none.
     pub landlock: u32,
     pub seccomp: bool,
@@ -152,7 +152,7 @@ pub struct Holds {
     pub network: bool,
 }
 
-impl Holds {
+impl Confinement {
     /// Files are confined from Landlock's third version on (before it, files could be cut short),
     /// and processes outside cannot be signalled in a namespace of their own or from its sixth.
     pub fn level(&self) -> SandboxLevel {
@@ -167,7 +167,7 @@ impl Holds {
 /// How a plan ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    pub holds: Holds,
+    pub confinement: Confinement,
     /// Of the last program that ran; 128 and more where a signal ended it.
     pub exit_code: Option<i32>,
     /// Why it was ended before its time.

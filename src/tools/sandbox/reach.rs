@@ -2,10 +2,10 @@
 //! themselves, and of the workspace what the permit's path rules say.
 //!
 //! The kernel grants directories and files and knows no globs. A rule that names a whole directory
-//! becomes a grant of it; any other rule, and `paths.deny` by glob, is held by looking at what is
-//! there, in a walk of at most [`MAX_WALKED`] entries, made for the call. Where that is not enough
-//! the call is refused. The same walk notes what is there before programs that may change it, unless that
-//! is still known (`known`).
+//! becomes a grant of it. Any other rule, and `paths.deny` by glob, is applied to the existing files, in a
+//! walk of at most [`MAX_WALKED`] entries for each call. If the workspace has more entries, the call is
+//! refused. The same walk records the files before programs change them, unless they are still cached
+//! (`known`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -17,7 +17,7 @@ use cap_std::fs::Dir;
 use super::known::{self, Size, Stamp, Tree};
 use super::plan::{Access, Grant, GrantKind, Reach};
 use super::startable::{self, Startable};
-use super::walk::{Beyond, MAX_WALKED, Met, walk};
+use super::walk::{MAX_WALKED, WalkEntry, WalkLimit, walk};
 use crate::governance::Permit;
 use crate::tools::own_writes::Watch;
 
@@ -45,7 +45,7 @@ const CERTIFICATES: &[&str] = &[
     "/etc/ssl/certs",
 ];
 const SOURCES: &[&str] = &["/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
-/// Why rules cannot be held.
+/// Why rules cannot be enforced.
 #[derive(Debug, thiserror::Error)]
 pub enum ReachError {
     #[error(
@@ -113,14 +113,14 @@ pub struct Before {
     pub denied: HashSet<String>,
     /// What all of it takes; `None` where a part was not looked at.
     pub size: Option<Size>,
-    /// Began before the others were looked at.
+    /// The watch for the service's own writes, begun before the walk.
     pub own: Watch,
 }
 
 /// The workspace's part, and what is in there where the programs may change it.
 ///
 /// # Errors
-/// [`ReachError`] where the rules cannot be held.
+/// [`ReachError`] if the rules cannot be enforced.
 pub fn workspace(
     permit: &Permit,
     root: &Dir,
@@ -138,7 +138,7 @@ pub fn workspace(
         let names = by_glob || !has_mounts;
         Some(look(permit, root, what, Wanted { forbids, names, stamps: writes })?)
     } else if writes {
-        // The rules hold without it; what the programs change may stay unknown.
+        // The rules are enforced without it; the changes of the programs may stay unknown.
         let wanted = Wanted { forbids: false, names: false, stamps: true };
         look(permit, root, "paths", wanted).ok()
     } else {
@@ -204,8 +204,8 @@ fn push(grants: &mut Vec<Grant>, path: &str, access: Access, kind: GrantKind) {
     grants.push(Grant { path: path.to_owned(), access, kind });
 }
 
-/// A directory as a whole; or where something in it is denied and cannot be covered, the names in
-/// it and, one by one, what is not denied.
+/// Grants a directory as a whole. If something in it is denied and cannot be masked, grants listing its
+/// names and, one by one, the entries that are not denied.
 fn grant(grants: &mut Vec<Grant>, tree: &str, access: Access, found: &Found<'_>, has_mounts: bool) {
     let within = |path: &str| lies_in(path, tree);
     if has_mounts || !found.denied.iter().any(|denied| within(denied)) {
@@ -262,38 +262,38 @@ fn look(
     wanted: Wanted,
 ) -> Result<Tree, ReachError> {
     let rules = permit.denied_as_written();
-    if let Some(known) = known::taken(root, &rules, |path| permit.may_meet(path)) {
+    if let Some(known) = known::taken(root, &rules, |path| permit.may_visit(path)) {
         return Ok(known);
     }
     let mut tree = if wanted.stamps { Tree::watched(root) } else { Tree::default() };
     let refused = |beyond| match beyond {
-        Beyond::Entries => ReachError::TooMany(what),
-        Beyond::Depth => ReachError::TooDeep,
-        Beyond::Time => ReachError::TooSlow(what),
+        WalkLimit::Entries => ReachError::TooMany(what),
+        WalkLimit::Depth => ReachError::TooDeep,
+        WalkLimit::Time => ReachError::TooSlow(what),
     };
-    walk(root, (MAX_WALKED, Some(MAX_WALK)), refused, |met: &Met<'_>| {
-        if met.name.to_str().is_none() {
+    walk(root, (MAX_WALKED, Some(MAX_WALK)), refused, |entry: &WalkEntry<'_>| {
+        if entry.name.to_str().is_none() {
             if wanted.forbids {
-                let place = if met.above.is_empty() { "the workspace" } else { met.above };
+                let place = if entry.above.is_empty() { "the workspace" } else { entry.above };
                 return Err(ReachError::NotText(place.to_owned()));
             }
             tree.is_incomplete();
             return Ok(false);
         }
-        if !permit.may_meet(met.path) {
-            tree.denied.insert(met.path.to_owned());
+        if !permit.may_visit(entry.path) {
+            tree.denied.insert(entry.path.to_owned());
             return Ok(false);
         }
-        if met.is_directory {
-            tree.add_directory(met);
+        if entry.is_directory {
+            tree.add_directory(entry);
             return Ok(true);
         }
         if wanted.stamps {
-            if let Ok(found) = met.stat() {
-                tree.add_file(met.path, &found);
+            if let Ok(found) = entry.stat() {
+                tree.add_file(entry.path, &found);
             }
         } else if wanted.names {
-            tree.files.insert(met.path.to_owned(), Stamp::default());
+            tree.files.insert(entry.path.to_owned(), Stamp::default());
         }
         Ok(false)
     })?;

@@ -1,8 +1,8 @@
-//! The process that the programs of a plan are children of: it confines itself, and so all of them,
-//! then runs the steps one after another and says how the last one ended.
+//! The parent process of the programs of a plan: it confines itself, and thereby all of them, then runs
+//! the steps one after another and reports how the last one ended.
 //!
-//! It is the first process of its namespace where there is one, so that its end is the end of all.
-//! When to end early is the supervisor's to decide.
+//! In a namespace it is the first process, so that its end is the end of all. The supervisor decides
+//! whether to end it early.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -17,7 +17,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use super::confinement::{drop_capabilities, landlock, limit, limit_program, open, read_only};
 use super::mounts;
 use super::plan::{
-    Command, GrantKind, Holds, PROXY_PORT, Plan, Redirection, Report, Step, Stopped, Target, When,
+    Command, Confinement, GrantKind, PROXY_PORT, Plan, Redirection, Report, Step, Stopped, Target,
+    When,
 };
 use super::seccomp::refuse_calls;
 use super::syscalls::{Forked, exec, exit_now, fork, reset_signal};
@@ -34,14 +35,14 @@ const SIGNALLED: i32 = 128;
 const TASKS_OF_OTHERS: u64 = 1024;
 /// More than any kernel has.
 const MOST_TASKS: u64 = 1 << 22;
-/// Where a kernel counts the processes of a namespace for itself from.
+/// The kernel version from which on `pid_max` is counted for each namespace.
 const PID_MAX_OF_NAMESPACE: (u32, u32) = (6, 14);
 
 /// What the programs of a plan get from the runner.
 struct Prepared {
     /// What the first program reads.
     input: OwnedFd,
-    /// Tasks of the user, without a namespace that counts those of the programs.
+    /// The limit for all tasks of the user, if no namespace counts those of the programs.
     most_tasks: Option<u64>,
 }
 
@@ -52,18 +53,19 @@ struct Ended {
     signal: Option<i32>,
 }
 
-/// Runs a plan in this process, which is given up for it.
+/// Runs a plan in this process, which can do nothing else afterwards.
 pub(super) fn run(plan: &Plan, spoken: Option<OwnedFd>) -> Report {
     let mut report = Report::default();
-    let prepared = match prepare(plan, spoken, &mut report.holds) {
+    let prepared = match prepare(plan, spoken, &mut report.confinement) {
         Ok(prepared) => prepared,
         Err(failure) => {
             report.failure = Some(failure);
             return report;
         }
     };
-    if report.holds.level() < plan.at_least {
-        report.failure = Some(format!("this machine holds programs only so: {:?}", report.holds));
+    if report.confinement.level() < plan.at_least {
+        report.failure =
+            Some(format!("this machine holds programs only so: {:?}", report.confinement));
         return report;
     }
     match steps(plan, prepared) {
@@ -81,12 +83,16 @@ pub(super) fn run(plan: &Plan, spoken: Option<OwnedFd>) -> Report {
 }
 
 /// Confines this process.
-fn prepare(plan: &Plan, spoken: Option<OwnedFd>, holds: &mut Holds) -> Result<Prepared, String> {
+fn prepare(
+    plan: &Plan,
+    spoken: Option<OwnedFd>,
+    confinement: &mut Confinement,
+) -> Result<Prepared, String> {
     let said = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| format!("the supervisor's death: {error}"))?;
     rustix::process::umask(Mode::from_raw_mode(0o077));
-    // However many there are, the supervisor must get to end them.
+    // However many programs there are, the supervisor must get processor time to end them.
     let _ = rustix::process::nice(10);
     leave_a_processor();
     rustix::process::setpgid(None, None)
@@ -104,8 +110,8 @@ fn prepare(plan: &Plan, spoken: Option<OwnedFd>, holds: &mut Holds) -> Result<Pr
             let _ = std::fs::write("/proc/sys/kernel/pid_max", most);
         }
         mounts::set_up(plan, &reached).map_err(said("mounts"))?;
-        holds.namespaces = true;
-        holds.network = plan.network;
+        confinement.namespaces = true;
+        confinement.network = plan.network;
     }
     let own = super::plan::Access { read: true, write: true, execute: false };
     let temporary = rustix::fs::open(plan.temporary.as_str(), OFlags::PATH, Mode::empty());
@@ -119,9 +125,10 @@ fn prepare(plan: &Plan, spoken: Option<OwnedFd>, holds: &mut Holds) -> Result<Pr
         .then(|| tasks_of_user() + plan.limits.processes + TASKS_OF_OTHERS);
     limit(&plan.limits, counts_processes).map_err(said("limits"))?;
     drop_capabilities().map_err(said("capabilities"))?;
-    let port = holds.network.then_some(PROXY_PORT);
-    holds.landlock = landlock(&reached, port).map_err(|error| format!("Landlock: {error}"))?;
-    holds.seccomp = match refuse_calls(plan.namespaces, holds.network) {
+    let port = confinement.network.then_some(PROXY_PORT);
+    confinement.landlock =
+        landlock(&reached, port).map_err(|error| format!("Landlock: {error}"))?;
+    confinement.seccomp = match refuse_calls(plan.namespaces, confinement.network) {
         Ok(()) => true,
         Err(_) if plan.at_least < SandboxLevel::Enforced => false,
         Err(error) => return Err(format!("seccomp: {error}")),
@@ -160,7 +167,7 @@ fn input(plan: &Plan) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Directories beneath the workspace that may be written are there, as rules name them.
+/// Creates the writable directories of the workspace that rules name and that do not exist.
 fn make_trees(plan: &Plan) -> io::Result<()> {
     let trees = plan.reach.grants.iter().filter(|grant| {
         grant.kind == GrantKind::Tree && grant.access.write && !grant.path.starts_with('/')
@@ -250,7 +257,7 @@ fn pipeline(
                 started.retain(|waited| *waited != pid);
             }
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            // Nothing is left to wait for: what had not told its end was taken away.
+            // No child is left: those without a reported end were removed by others.
             Err(rustix::io::Errno::CHILD) => break,
             Err(error) => return Err(error.into()),
         }
@@ -258,7 +265,7 @@ fn pipeline(
     Ok(ended)
 }
 
-/// Answers only where it failed, with the code to exit with.
+/// Returns only on failure, with the exit code.
 fn become_program(
     plan: &Plan,
     command: &Command,
@@ -267,7 +274,7 @@ fn become_program(
     most_tasks: Option<u64>,
 ) -> (i32, io::Error) {
     let prepared = || -> io::Result<(CString, Vec<CString>, Vec<CString>)> {
-        // The runtime ignores it for itself; programs in pipes rely on it.
+        // Rust's runtime ignores SIGPIPE; programs in pipelines rely on it.
         reset_signal(libc::SIGPIPE);
         rustix::stdio::dup2_stdin(reads)?;
         if let Some(writes) = writes {

@@ -1,11 +1,10 @@
-//! The calls of the system that programs in the sandbox do not get.
+//! The system calls that are refused to programs in the sandbox.
 //!
-//! It is a list of refusals, since programs of any kind must run: every way to another machine or
-//! to another process of this one (sockets of all families, also through `io_uring`, and looking
-//! into processes), to privileges and kernel interfaces, and to memory that no limit counts. A
-//! pair of connected local stream sockets is all that is left of sockets: it leads nowhere. Programs
-//! that have a network of their own may connect by TCP over IPv4 too, which leads nowhere but to the
-//! proxy there.
+//! It is a deny list, since programs of any kind must run. Refused is access to other machines and to
+//! other processes of this one (sockets of all families, also through `io_uring`, and inspecting
+//! processes), to privileges and kernel interfaces, and to memory that no limit counts. The only sockets
+//! left are pairs of connected local stream sockets. Programs with a network of their own may also connect
+//! by TCP over IPv4, where they can reach only the proxy.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -124,8 +123,8 @@ const REFUSED_HERE: &[i64] = &[
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const REFUSED_HERE: &[i64] = &[];
-/// What changes a file's mode, owner, times and attributes, of files that Landlock does not look at
-/// for it. Refused where no mounts keep them as they are.
+/// Calls that change a file's mode, owner, times or attributes, which Landlock does not check. Refused if
+/// no read-only mounts protect these.
 const ATTRIBUTES: &[i64] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
@@ -154,8 +153,8 @@ const ATTRIBUTES_HERE: &[i64] = &[
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const ATTRIBUTES_HERE: &[i64] = &[];
-/// Answered as by a kernel that does not have them, for which programs have another way: their
-/// arguments lie in memory that a filter cannot read, or they make memory that no limit counts.
+/// Fail with ENOSYS, so that programs fall back to other calls: their arguments are in memory that a
+/// filter cannot read, or they allocate memory that no limit counts.
 const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
 
 /// Calls whose first argument is a process, or 0 for the caller.

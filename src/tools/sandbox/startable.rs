@@ -88,8 +88,8 @@ struct Loaders {
     found: Vec<PathBuf>,
 }
 
-/// The loaders, looked for anew where one of their directories has changed: there are thousands of
-/// files beside them, and each call of a program asks.
+/// The loaders. They are cached until one of their directories changes, because these contain thousands
+/// of other files, and every call of a program needs the loaders.
 fn loaders() -> Vec<PathBuf> {
     static KNOWN: Mutex<Loaders> = Mutex::new(Loaders { as_of: Vec::new(), found: Vec::new() });
     let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);

@@ -69,7 +69,7 @@ impl Supervisors {
         io::ErrorKind::TimedOut.into()
     }
 
-    /// Ends the fork server, whose supervisors go on.
+    /// Ends the fork server; its supervisors continue.
     pub(super) fn let_go(&self) {
         self.server.lock().take();
     }
@@ -146,7 +146,7 @@ impl ForkServer {
 /// A supervisor, which ends where this is dropped.
 pub(super) struct Supervised {
     socket: UnixStream,
-    /// What the programs write, until that is read elsewhere.
+    /// The output of the programs, until it is taken to be read elsewhere.
     streams: Option<(pipe::Receiver, pipe::Receiver)>,
     /// Dropped when it has ended.
     held: Option<oneshot::Sender<()>>,
@@ -175,14 +175,14 @@ impl Supervised {
         UnixStream::from_std(again.into())
     }
 
-    /// Drops that when the supervisor has ended.
+    /// Drops this sender when the supervisor has ended.
     pub(super) fn holding(self, held: Option<oneshot::Sender<()>>) -> Self {
         let mut holding = self;
         holding.held = held;
         holding
     }
 
-    /// Sends a plan, behind its length and with the directory that it is about.
+    /// Sends the length of a plan, with a handle on its directory, and then the plan.
     async fn give(
         &mut self,
         workspace: &OwnedFd,
@@ -204,19 +204,19 @@ impl Supervised {
         self.streams.take().ok_or_else(|| io::Error::other("the streams are read elsewhere"))
     }
 
-    /// Where programs that were given a network ask for what is outside; `None` where nothing was started.
+    /// The proxy's listening socket in the programs' network; `None` if nothing was started.
     pub(super) async fn listener(&self) -> io::Result<Option<TcpListener>> {
         taken_over(&self.socket).await
     }
 
-    /// What became of programs whose streams are read elsewhere.
+    /// The report on programs whose output is read elsewhere.
     pub(super) async fn report(mut self) -> io::Result<Report> {
         let mut text = Vec::new();
         (&mut self.socket).take(MAX_REPORT).read_to_end(&mut text).await?;
         serde_json::from_slice(&text).map_err(|_| io::Error::other("it ended without a report"))
     }
 
-    /// What became of the programs, and what they wrote.
+    /// The report on the programs, and their output.
     pub(super) async fn ended(
         mut self,
         plan: &Plan,

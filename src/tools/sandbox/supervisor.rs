@@ -1,10 +1,10 @@
-//! The process between the service and the programs: it outlives both, and sees to it that nothing
+//! The process between the service and the programs: it outlives both, and ensures that no process
 //! outlives a plan.
 //!
-//! Its standard input is a socket whose other end the service holds: the plan comes through it, the
-//! report goes back behind the proxy's listening socket, if there is one, and its end, however the service came to it, is the end of all programs. What
-//! the kernel does not limit (processes of the superuser, memory of all programs together, time) is
-//! looked at here in turns. Orphans fall to it where there is no namespace to hold them.
+//! Its standard input is a socket to the service. The plan arrives through it; the proxy's listening
+//! socket, if there is one, and the report are sent back. When the service closes the socket or dies, the
+//! supervisor ends all programs. It polls what the kernel does not limit: processes of the superuser,
+//! memory of all programs together, and time. Without a namespace, orphaned processes become its children.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,14 +24,14 @@ use super::syscalls::{Forked, close_others, enter_namespaces, exit_now, fork};
 use super::tree::{end_descendants, usage_of};
 use crate::tools::removal::remove_path;
 
-/// How soon the use of programs is looked at first, and how often later.
+/// When the resource usage of programs is first polled, and the later interval.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LATER_LOOKS: Duration = Duration::from_millis(100);
 
 /// The exit code where programs have ended the runner: that of a process that was killed.
 const LOST: i32 = 128 + 9;
 
-/// The whole life of a supervisor, whose socket is its standard input.
+/// The main function of a supervisor, whose socket is its standard input.
 pub(super) fn supervise() -> io::Result<()> {
     close_others()?;
     rustix::process::setsid()?;
@@ -147,7 +147,7 @@ fn programs(plan: &Plan, input: Option<OwnedFd>) -> io::Result<Report> {
     drop(writes);
     drop(input);
     let stopped = watched(plan, runner, &reads);
-    // All at once: none of them can make another one in the meantime.
+    // All at once, so that none of them can start another one in the meantime.
     let _ = kill_process_group(runner, Signal::KILL);
     let _ = kill_process(runner, Signal::KILL);
     if !matches!(stopped, Ok(None)) && !plan.namespaces {

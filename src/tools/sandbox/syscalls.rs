@@ -82,13 +82,13 @@ pub(super) fn close_others() -> io::Result<()> {
     check(unsafe { libc::close_range(3, libc::c_uint::MAX, 0) })
 }
 
-/// A signal does again what it does to a program by default.
+/// Restores the default action of a signal.
 pub(super) fn reset_signal(signal: libc::c_int) {
     // SAFETY: installs no handler of ours.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Children of this process are gone when they end, without being waited for.
+/// Children of this process are reaped automatically when they end.
 pub(super) fn ignore_ends_of_children() {
     // SAFETY: installs no handler of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };

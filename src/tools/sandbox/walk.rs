@@ -1,7 +1,7 @@
 //! A walk through a workspace: bounded, by directory handles, through no link.
 //!
-//! What is looked for on the way is the visitor's. A directory is opened when its turn comes, so that
-//! no more are open than the workspace has levels.
+//! The visitor decides what to look for. A directory is opened when its turn comes, so that no more
+//! directories are open than the workspace has levels.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -20,7 +20,7 @@ pub const MAX_WALKED: usize = 20_000;
 const MAX_DEPTH: usize = 512;
 
 /// One entry of a directory, as a visitor sees it.
-pub struct Met<'a> {
+pub struct WalkEntry<'a> {
     pub directory: &'a Dir,
     pub name: &'a OsStr,
     /// Beneath the workspace; what is not UTF-8 in it is replaced.
@@ -30,8 +30,8 @@ pub struct Met<'a> {
     pub is_directory: bool,
 }
 
-impl Met<'_> {
-    /// What is known of it; asked for each entry that this is called for.
+impl WalkEntry<'_> {
+    /// Its metadata; each call is a system call.
     ///
     /// # Errors
     /// What the system says.
@@ -40,7 +40,7 @@ impl Met<'_> {
     }
 }
 
-/// A directory whose turn comes.
+/// A directory that is still to be visited.
 struct Waiting {
     parent: Arc<Dir>,
     name: OsString,
@@ -50,11 +50,11 @@ struct Waiting {
 
 /// Why a walk ends before it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Beyond {
-    /// There are more entries than it may look at.
+pub enum WalkLimit {
+    /// There are too many entries.
     Entries,
     Depth,
-    /// It takes longer than it may.
+    /// It takes too long.
     Time,
 }
 
@@ -66,8 +66,8 @@ pub enum Beyond {
 pub fn walk<E: From<io::Error>>(
     root: &Dir,
     (most, within): (usize, Option<Duration>),
-    refused: impl Fn(Beyond) -> E,
-    mut visit: impl FnMut(&Met<'_>) -> Result<bool, E>,
+    refused: impl Fn(WalkLimit) -> E,
+    mut visit: impl FnMut(&WalkEntry<'_>) -> Result<bool, E>,
 ) -> Result<(), E> {
     let mut space = Space::new();
     let first = Waiting {
@@ -85,7 +85,7 @@ pub fn walk<E: From<io::Error>>(
             Err(e) => return Err(e.into()),
         };
         if depth > MAX_DEPTH {
-            return Err(refused(Beyond::Depth));
+            return Err(refused(WalkLimit::Depth));
         }
         let mut path = above.clone();
         if depth > 0 {
@@ -95,16 +95,17 @@ pub fn walk<E: From<io::Error>>(
         entries::each(&*directory, &mut space, |name, kind| {
             seen += 1;
             if seen > most {
-                return Err(refused(Beyond::Entries));
+                return Err(refused(WalkLimit::Entries));
             }
             if seen.is_multiple_of(100) && within.is_some_and(|within| since.elapsed() > within) {
-                return Err(refused(Beyond::Time));
+                return Err(refused(WalkLimit::Time));
             }
             path.truncate(length);
             path.push_str(&name.to_string_lossy());
             let is_directory = kind.is_dir();
-            let met = Met { directory: &directory, name, path: &path, above: &above, is_directory };
-            if visit(&met)? && is_directory {
+            let entry =
+                WalkEntry { directory: &directory, name, path: &path, above: &above, is_directory };
+            if visit(&entry)? && is_directory {
                 let (parent, path) = (Arc::clone(&directory), path.clone());
                 waiting.push(Waiting { parent, name: name.to_owned(), path, depth: depth + 1 });
             }

@@ -22,7 +22,7 @@ const MAX_ARGUMENTS: usize = 128 * 1024;
 /// Where output goes to vanish.
 const NOWHERE: &str = "/dev/null";
 
-/// What a line comes to.
+/// A prepared line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Prepared {
     pub(super) steps: Vec<Step>,
@@ -85,7 +85,7 @@ fn first_directory(
     pipelines: &mut Vec<Pipeline>,
     workspace: &Workspace,
 ) -> Result<Option<String>, ToolError> {
-    let told = |message: &str| Err(ToolError::ForModel(message.to_owned()));
+    let refuse = |message: &str| Err(ToolError::ForModel(message.to_owned()));
     let is_cd = |command: &SimpleCommand| command.words.first().is_some_and(|w| w.text() == "cd");
     let mut directory = None;
     if let [Pipeline { commands, negated: false, .. }, rest @ ..] = pipelines.as_slice()
@@ -93,13 +93,13 @@ fn first_directory(
         && is_cd(command)
     {
         let [_, to] = command.words.as_slice() else {
-            return told("cd needs exactly one directory");
+            return refuse("cd needs exactly one directory");
         };
         if rest.first().is_none_or(|next| next.runs != Runs::AfterSuccess) {
-            return told("cd only holds for its own line: write `cd DIR && COMMAND`");
+            return refuse("cd only holds for its own line: write `cd DIR && COMMAND`");
         }
         if to.is_pattern() || !command.redirections.is_empty() || !command.variables.is_empty() {
-            return told("cd needs the plain path of one directory");
+            return refuse("cd needs the plain path of one directory");
         }
         let found =
             workspace.resolve(&to.text()).map_err(|e| ToolError::ForModel(e.to_string()))?;
@@ -116,7 +116,7 @@ fn first_directory(
         }
     }
     if pipelines.iter().flat_map(|pipeline| &pipeline.commands).any(is_cd) {
-        return told("cd may only stand first, as in `cd DIR && COMMAND`; use paths instead");
+        return refuse("cd may only stand first, as in `cd DIR && COMMAND`; use paths instead");
     }
     Ok(directory)
 }
@@ -169,7 +169,7 @@ impl Preparing<'_> {
 
     /// The file of a program on the fixed path.
     fn program(&self, name: &str) -> Result<String, ToolError> {
-        let told = |message: String| Err(ToolError::ForModel(message));
+        let refuse = |message: String| Err(ToolError::ForModel(message));
         let executable = |file: &Path| {
             let found = file.metadata();
             found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
@@ -180,7 +180,7 @@ impl Preparing<'_> {
                 let listed = self.path.iter().any(|known| known == Path::new(directory));
                 if !listed || matches!(plain, "" | "." | "..") {
                     let dirs: Vec<_> = self.path.iter().map(|d| d.display().to_string()).collect();
-                    return told(format!(
+                    return refuse(format!(
                         "{} does not lie where programs may: in {}",
                         quoted(name),
                         dirs.join(", ")
@@ -192,7 +192,7 @@ impl Preparing<'_> {
         let found = files.into_iter().find(|file| executable(file));
         match found.and_then(|file| file.into_os_string().into_string().ok()) {
             Some(file) => Ok(file),
-            None => told(format!("there is no program {}", quoted(name))),
+            None => refuse(format!("there is no program {}", quoted(name))),
         }
     }
 
@@ -218,13 +218,13 @@ impl Preparing<'_> {
         if written == NOWHERE {
             return Ok(written);
         }
-        let told = |e: PathError| ToolError::ForModel(format!("redirection: {e}"));
+        let for_model = |e: PathError| ToolError::ForModel(format!("redirection: {e}"));
         let asked = if written.starts_with('/') || self.directory == "." {
             written
         } else {
             format!("{}/{written}", self.directory)
         };
-        let found = self.workspace.resolve(&asked).map_err(told)?;
+        let found = self.workspace.resolve(&asked).map_err(for_model)?;
         if matches!(found.kind, Some(Kind::Special | Kind::Directory)) {
             let message = format!("redirection: {} is no regular file", quoted(&found.path));
             return Err(ToolError::ForModel(message));

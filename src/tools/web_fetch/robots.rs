@@ -1,7 +1,7 @@
-//! `robots.txt`, as RFC 9309 has it: who is asked to stay away from where.
+//! `robots.txt` (RFC 9309): which paths a host excludes for which user agents.
 //!
-//! What a host says is kept for a while. A host without such a file permits all; one that cannot be
-//! asked permits nothing.
+//! The rules of a host are cached. A host without such a file permits everything; one that cannot be
+//! reached permits nothing.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ const MAX_HOSTS: usize = 500;
 /// How long.
 const KEPT: Duration = Duration::from_hours(1);
 
-/// What hosts say.
+/// The cached rules of hosts.
 #[derive(Default)]
 pub(super) struct Robots {
     hosts: Mutex<HashMap<String, (Instant, Rules)>>,
 }
 
-/// What a host says to everybody, and to those that it names.
+/// The rules of a host, in groups for named user agents or for all.
 #[derive(Debug, Default, Clone)]
 struct Rules {
     groups: Vec<(Vec<String>, Vec<Rule>)>,
@@ -39,7 +39,7 @@ struct Rule {
     pattern: String,
 }
 
-/// Where a host says it.
+/// The address of a host's `robots.txt`.
 pub(super) fn place(url: &Url) -> Url {
     let mut place = url.clone();
     place.set_path("/robots.txt");

@@ -1,5 +1,5 @@
-//! Where directories and files lie that are being deleted: they are gone from their places in one step,
-//! and from the disk later.
+//! The bin for directories and files that are being deleted: they are moved there in one step, and deleted
+//! from the disk later.
 
 use std::ffi::OsStr;
 use std::io;
@@ -20,13 +20,13 @@ use crate::clock;
 /// No tenant can have its name.
 const BIN: &str = ".deleted";
 
-/// How the names of directories begin there that may get back into their places.
+/// The prefix of the names of directories in the bin that may be restored.
 const ASIDE: &str = "aside-";
 /// A directory that has been aside for longer was left by a crash.
 const LONGEST: TimeDelta = TimeDelta::hours(1);
 
-/// A directory that was taken out of its place, before it is certain that it is to be deleted. No
-/// [`Workspace::empty_bin`] deletes it in the next hour.
+/// A directory that was moved to the bin before its deletion is certain. [`Workspace::empty_bin`] does not
+/// delete it within the next hour.
 #[derive(Debug)]
 pub struct Aside {
     root: Dir,
@@ -102,8 +102,8 @@ impl Workspace {
         move_entry(root, from, name, &new_name())
     }
 
-    /// Deletes what was thrown away, now or before a crash, but for what may get back; how many
-    /// directories. May take long.
+    /// Deletes the contents of the bin, those left by a crash included, except for what may be restored.
+    /// Returns the number of directories. May take long.
     ///
     /// # Errors
     /// What the system says; what is left is tried again the next time.
@@ -137,7 +137,7 @@ fn new_name() -> String {
     Uuid::new_v4().simple().to_string()
 }
 
-/// Whether it was taken out of its place a moment ago, and may get back there.
+/// Whether it was moved to the bin within the last hour, and may be restored.
 fn may_get_back(name: &OsStr) -> bool {
     let id = name.to_str().and_then(|name| name.strip_prefix(ASIDE));
     let since = id.and_then(|id| put_at(OsStr::new(id)));

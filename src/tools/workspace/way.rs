@@ -1,7 +1,7 @@
 //! The directories that are made on the way to a path.
 //!
-//! What is missing is known before anything is made, so that it can be counted and refused; and what
-//! was made goes again where nothing came of the change that it was made for.
+//! The missing directories are known before any is created, so that they can be counted against the quota
+//! and refused. Created directories are removed again if the change fails for which they were created.
 
 use std::io;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub struct Way<'p> {
     missing: Vec<usize>,
 }
 
-/// The directory that holds a path's last name. Directories that were made go again when it is dropped
-/// without being [kept](Made::keep).
+/// The directory that holds a path's last name. If it is dropped without [`Made::keep`], the created
+/// directories are removed.
 #[derive(Debug)]
 pub struct Made<'p> {
     dir: Arc<Dir>,
@@ -136,7 +136,7 @@ impl<'p> Made<'p> {
         self.way.name()
     }
 
-    /// What was made stays.
+    /// Keeps the created directories.
     pub fn keep(mut self) {
         self.is_kept = true;
     }
@@ -170,7 +170,7 @@ impl<'p> MadeAll<'p> {
         self.0.iter()
     }
 
-    /// What was made stays.
+    /// Keeps the created directories.
     pub fn keep(mut self) {
         self.0.drain(..).for_each(Made::keep);
     }

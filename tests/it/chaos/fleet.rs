@@ -14,13 +14,13 @@ use tokio::sync::RwLock;
 use tokio::task::JoinHandle;
 
 use super::ledger::Ledger;
-use crate::mock_model::scattered;
+use crate::mock_model::pseudo_random;
 use crate::service::{ADMIN_KEY, Db, Service, Setup, Signal};
 use crate::streaming::Reader;
 
 const CALLERS: usize = 4;
 /// How long a run may take, from the request to its end, with all that befalls it.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Numbers without a pattern, the same for the same seed.
 pub(super) struct Fortune(pub(super) u64);
@@ -28,7 +28,7 @@ pub(super) struct Fortune(pub(super) u64);
 impl Fortune {
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(1);
-        scattered(self.0) % end
+        pseudo_random(self.0) % end
     }
 }
 
@@ -108,7 +108,13 @@ impl Fleet {
                 self.replicas[at].signal(Signal::STOP);
                 tokio::time::sleep(Duration::from_millis(300 + fortune.below(4000))).await;
                 self.replicas[at].signal(Signal::CONT);
-                tokio::time::sleep(Duration::from_millis(300)).await;
+                let awake = self.replicas[at].url("/healthz");
+                while self.callers.http.get(&awake).send().await.is_err()
+                    && !self.replicas[at].is_dead()
+                {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                tokio::time::sleep(Duration::from_millis(500)).await; // what was under way takes effect
                 "suspended"
             }
             3 if self.db == Db::Postgres => {

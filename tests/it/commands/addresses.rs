@@ -20,7 +20,7 @@ async fn no_argument_leads_to_another_address(db: Db) {
     let service = setup().start(db).await;
     let run = service.run("echo", &json!({})).await["run_id"].as_str().unwrap().to_owned();
     let url = service.url("");
-    let alone = setup().lay_out();
+    let alone = setup().write_directory();
     let of_alone = toolloop(alone.path(), &["invoke", "echo"]).await;
     let answer: serde_json::Value = serde_json::from_str(&of_alone.out).unwrap();
     let own = answer["run_id"].as_str().unwrap();

@@ -130,7 +130,7 @@ async fn commands_that_are_told_work_as_they_are_told() {
 }
 
 #[tokio::test]
-async fn what_only_reads_or_answers_makes_no_database() {
+async fn commands_that_only_read_or_decide_create_no_database() {
     let dir = directory(&[]);
     let id = "01970000-0000-7000-8000-000000000000";
     for arguments in [
@@ -177,10 +177,13 @@ async fn a_run_approved_without_a_server_continues_when_the_service_starts() {
         (&json!("queued"), &json!([])),
         "{denied:#}"
     );
+    let service = Setup::new().start_in(dir, Db::Sqlite).await;
+    let done = ended(&service, &format!("/v1/runs/{id}")).await;
+    assert_eq!(done["status"], "completed", "{done:#}");
 }
 
 #[tokio::test]
-async fn what_becomes_of_a_run_is_told_by_the_database_that_it_is_in() {
+async fn after_a_decision_the_command_says_when_the_run_continues() {
     let setup =
         Setup::new().agent("editor", EDITOR).scenario("editor", EDITING).file("notes.txt", "old");
     let service = setup.start(Db::Postgres).await;

@@ -6,6 +6,9 @@ use super::{ECHO, directory, toolloop};
 use crate::claims::change;
 use crate::service::{Db, Setup, command, on_both_stores};
 
+/// A proxy that is not there, and that nothing on this machine is asked through.
+const NO_PROXY: &str = "http://127.0.0.1:1";
+
 /// The findings of a check in `doctor --json`.
 fn of<'r>(report: &'r Value, check: &str) -> Vec<&'r Value> {
     report["checks"]
@@ -91,9 +94,14 @@ async fn a_running_service_is_recognised(db: Db) {
     let local =
         format!("[models.local]\nkind = \"openai\"\nbase_url = \"{}\"\n", service.url("/v1"));
     service.write("toolloop.toml", &local);
+    let mut runs = command(service.dir.path());
+    runs.args(["runs", "list", "--server", &service.url(""), "--key", &service.key]);
+    let listed = runs.env("http_proxy", NO_PROXY).output().await.unwrap();
+    assert!(listed.status.success(), "{listed:?}");
     let mut command = command(service.dir.path());
     command.args(["doctor", "--json", "--listen", &address]);
     command
+        .env("http_proxy", NO_PROXY)
         .env("DATABASE_URL", &service.database_url)
         .env("TOOLLOOP_ADMIN_KEY", crate::service::ADMIN_KEY);
     let output = command.env("OPENAI_API_KEY", "").output().await.unwrap();

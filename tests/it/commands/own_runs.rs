@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use serde_json::Value;
 use sqlx::{Connection, SqliteConnection};
+use tokio::sync::watch;
 
 use super::{ECHO, directory, toolloop};
 use crate::approvals::text;
+use crate::mock_model::{MockModel, Reply};
 use crate::postgres_cluster;
 use crate::service::{Db, Setup, Signal, command, on_both_stores};
 
@@ -18,7 +20,7 @@ const SLOW: &str = "model: scripted/slow\nenable_double_confirmation: false\n";
 async fn a_command_executes_no_run_of_others(db: Db) {
     let mut service = Setup::new()
         .agent("slow", SLOW)
-        .scenario("slow", "steps: [{delay_ms: 6000, text: late}]")
+        .scenario("slow", "steps: [{delay_ms: 600000, text: late}]")
         .agent("brief", &SLOW.replace("slow", "brief"))
         .scenario("brief", "steps: [{delay_ms: 2500, text: done}]")
         .config("[server]\nshutdown_grace = \"0s\"")
@@ -32,6 +34,7 @@ async fn a_command_executes_no_run_of_others(db: Db) {
     let here = ["invoke", "brief", "--database-url", &service.database_url];
     let done = toolloop(service.dir.path(), &here).await;
     assert_eq!(done.code, Some(0), "{}", done.err);
+    service.write("scenarios/slow.yaml", "steps: [{text: late}]");
     service.restart().await;
     let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
     assert_eq!(ended["status"], "completed", "{ended:#}");
@@ -55,7 +58,7 @@ steps:
 ";
 const READER: &str = "
 name: reader
-model: scripted/reader
+model: mock/reader
 enable_double_confirmation: false
 governance: {autonomy: read-only}
 ";
@@ -75,11 +78,16 @@ steps:
 /// The parent goes on with the other child meanwhile.
 #[tokio::test]
 async fn a_child_that_is_approved_elsewhere_goes_on_in_the_process_of_its_parent() {
+    let mock = MockModel::start().await;
+    let (answers, held) = watch::channel(false);
+    mock.script([Reply::Held(held, Box::new(Reply::text("read")))]);
+    let provider =
+        format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n", mock.base_url());
     let dir = directory(&[
+        ("toolloop.toml", provider.as_str()),
         ("agents/asker.yaml", ASKER),
         ("scenarios/asker.yaml", ASKS),
         ("agents/reader.yaml", READER),
-        ("scenarios/reader.yaml", "steps: [{delay_ms: 15000, text: read}]"),
         ("agents/both.yaml", BOTH),
         ("scenarios/both.yaml", DELEGATES),
     ]);
@@ -89,19 +97,23 @@ async fn a_child_that_is_approved_elsewhere_goes_on_in_the_process_of_its_parent
     let here = async |arguments: &[&str]| {
         toolloop(dir.path(), &[arguments, &["--database-url", &url]].concat()).await
     };
-    let mut waiting = Value::Null;
-    for _ in 0..100 {
-        let listed = here(&["runs", "list", "--agent", "asker", "--json"]).await;
-        let listed: Value = serde_json::from_str(&listed.out).unwrap();
-        waiting = listed["data"][0].clone();
-        if waiting["pending"][0]["call_id"].is_string() {
-            break;
+    let asker = async |is_so: fn(&Value) -> bool| {
+        for _ in 0..600 {
+            let listed = here(&["runs", "list", "--agent", "asker", "--json"]).await;
+            let listed: Value = serde_json::from_str(&listed.out).unwrap();
+            if is_so(&listed["data"][0]) {
+                return listed["data"][0].clone();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        panic!("the child never came so far");
+    };
+    let waiting = asker(|run| run["pending"][0]["call_id"].is_string()).await;
     let (run, call) = (text(&waiting, "run_id"), text(&waiting["pending"][0], "call_id"));
     let approved = here(&["runs", "approve", run, call]).await;
     assert_eq!(approved.code, Some(0), "{}", approved.err);
+    asker(|run| run["status"] == "completed").await;
+    answers.send(true).unwrap();
     let done = invoked.await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(0), "{said}");

@@ -195,7 +195,7 @@ async fn interrupted(
     let mut said = String::new();
     let mut buffer = [0; 1024];
     while !said.contains("iteration 2") {
-        let read = tokio::time::timeout(Duration::from_secs(30), err.read(&mut buffer))
+        let read = tokio::time::timeout(Duration::from_mins(1), err.read(&mut buffer))
             .await
             .unwrap()
             .unwrap();
@@ -205,7 +205,7 @@ async fn interrupted(
     if let Some(service) = service {
         service.until("/v1/runs?status=running", |runs| runs["data"][0]["agent"] == "slow").await;
     }
-    crate::service::send(&child, signal);
+    crate::service::send_signal(&child, signal);
     err.read_to_string(&mut said).await.unwrap();
     let output = child.wait_with_output().await.unwrap();
     let out = String::from_utf8(output.stdout).unwrap();
@@ -320,6 +320,15 @@ async fn errors_come_with_advice(db: Db) {
         unknown.code == Some(1) && unknown.err.contains("known agents: echo, slow"),
         "{}",
         unknown.err
+    );
+    let narrow = json!({"name": "narrow", "scopes": ["agents:invoke"]});
+    let narrow = service.post("/v1/keys", &narrow).await.body["key"].as_str().unwrap().to_owned();
+    let unlisted = ["invoke", "nobody", "--server", &url, "--key", &narrow];
+    let unlisted = toolloop(service.dir.path(), &unlisted).await;
+    assert!(
+        unlisted.code == Some(1) && !unlisted.err.contains("no agents are defined"),
+        "{}",
+        unlisted.err
     );
     let invalid = remote(&service, &["invoke", "echo", "--input", "word:=1"]).await;
     assert!(invalid.code == Some(1) && invalid.err.contains("/word"), "{}", invalid.err);

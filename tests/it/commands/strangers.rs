@@ -67,7 +67,7 @@ impl Stranger {
 }
 
 #[tokio::test]
-async fn what_is_no_answer_of_the_service_is_not_taken_for_one() {
+async fn answers_of_another_server_are_unexpected() {
     let dir = directory(&[("a.txt", "a")]);
     let file = dir.path().join("a.txt");
     let put = ["files", "put", ID, "a.txt", file.to_str().unwrap()];

@@ -24,7 +24,7 @@ async fn on_terminal(dir: &std::path::Path, kind: &str, arguments: &str) -> (Opt
 }
 
 #[tokio::test]
-async fn what_happens_is_told_on_any_terminal() {
+async fn progress_is_shown_on_any_terminal() {
     let agent = "name: editor\nmodel: scripted/editor\ntools: [file_ops]\n\
         governance: {paths: {write: ['**']}, tool_policies: {file_ops: ask}}\n";
     let dir = directory(&[

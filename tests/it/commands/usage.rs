@@ -65,6 +65,15 @@ async fn an_admin_key_with_another_secret_is_a_mistake_of_the_configuration() {
 }
 
 #[tokio::test]
+async fn an_object_store_that_cannot_be_opened_is_a_mistake_of_the_configuration() {
+    let settings = "[tools.workspace]\nstore = \"object\"\n[tools.workspace.object]\nurl = \"toolloop.toml/objects\"\n";
+    let dir = directory(&[("toolloop.toml", settings)]);
+    let done = toolloop(dir.path(), &["serve", "--listen", "127.0.0.1:0"]).await;
+    assert_eq!((done.code, &*done.out), (Some(2), ""), "{}", done.err);
+    assert!(done.err.contains("[tools.workspace.object]: the object store"), "{}", done.err);
+}
+
+#[tokio::test]
 async fn broken_settings_are_problems_of_a_check_in_json() {
     let dir =
         directory(&[("toolloop.toml", "[server]\nlissen = 1\nlisten = \"localhost:8080\"\n")]);
@@ -119,6 +128,11 @@ async fn operations_are_listed_as_json_and_written_to_new_files_only() {
     assert_eq!(listed, expected);
     let table = toolloop(dir.path(), &["tools", "import", "api.json"]).await.out;
     assert_eq!(table, "ListThings  GET /things\nAddThing  POST /things\n");
+
+    let hostile = API.replace("AddThing", "Add\\u001b[2J\\nListThings");
+    std::fs::write(dir.path().join("hostile.json"), hostile).unwrap();
+    let table = toolloop(dir.path(), &["tools", "import", "hostile.json"]).await.out;
+    assert!(table.ends_with("\nAdd\\u{1b}[2J ListThings  POST /things\n"), "{table}");
 
     let import =
         ["tools", "import", "api.json", "--operation", "ListThings", "--output", "api.yaml"];

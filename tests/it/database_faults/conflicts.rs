@@ -116,7 +116,7 @@ async fn act(service: &Service, session: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_gives_way_to_others_is_done_again() {
+async fn transactions_that_postgres_aborts_are_retried() {
     let service = start().await;
     let mut admin = database(&service).await;
     execute(&mut admin, CONFLICTS).await;
@@ -148,10 +148,14 @@ async fn what_gives_way_to_others_is_done_again() {
 
 /// An approval locks its run first and what waits second; the transaction beside it does the reverse.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_in_a_deadlock_is_served_after_it() {
+async fn a_transaction_that_deadlocks_is_retried() {
     let service = start().await;
     let mut admin = database(&service).await;
-    for _ in 0..rounds(1) {
+    let (mut round, mut found) = (0, 0);
+    while round < rounds(1) || found == 0 {
+        round += 1;
+        // On a busy machine one may have given up, after two seconds, before the other asked.
+        assert!(round <= rounds(1) + 10, "there was no deadlock");
         let asked = service.enqueue("asker").await;
         let parked = service.until(&asked, |run| run["status"] == "awaiting_approval").await;
         let call = text(&parked["pending"][0], "call_id");
@@ -174,18 +178,27 @@ async fn who_is_in_a_deadlock_is_served_after_it() {
         execute(&mut other, &format!("SELECT FROM runs WHERE id = '{id}' FOR UPDATE")).await;
         execute(&mut other, "ROLLBACK").await;
         let approved = approved.await.unwrap();
+        let before = found;
+        found = deadlocks(&mut admin, before).await;
+        if approved.status == 503 && found == before {
+            continue;
+        }
         assert_eq!(approved.status, 200, "{:#}\n{}", approved.body, service.log());
         service.until(&asked, |run| run["status"] == "completed").await;
     }
+    println!("deadlocks: {found} in {round} rounds, each approval was taken");
+}
+
+/// How many deadlocks were counted, more than so many if there were; that is told a little later.
+async fn deadlocks(admin: &mut PgConnection, known: i64) -> i64 {
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
-    let mut found = 0;
+    let mut found = known;
     for _ in 0..500 {
-        found = counted(&mut admin, deadlocks).await;
-        if found > 0 {
+        found = counted(admin, deadlocks).await;
+        if found > known {
             break;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    println!("deadlocks: {found} injections, each approval was taken");
-    assert!(found >= 1, "there was no deadlock");
+    found
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::site::{Site, Told, refused};
-use super::{RUNS, under_way};
+use super::{BUSY, RUNS, UNANSWERED, under_way};
 use crate::fault_rounds::rounds;
 use crate::postgres_cluster;
 use crate::postgres_proxy::Proxy;
@@ -51,13 +51,13 @@ async fn connections_that_go_silent_are_given_up_in_time() {
         // Each question is answered in time, and before long with what was asked for.
         while let Some(waited) = refused(&site.services[0], "/v1/runs").await {
             slowest = slowest.max(waited);
-            assert!(since.elapsed() < Duration::from_secs(15), "{}", site.logs());
+            assert!(since.elapsed() < Duration::from_secs(45), "{}", site.logs());
         }
         site.ended(&told).await;
     }
     told.add(callers.told().await);
     println!("half-open: the slowest question was refused after {slowest:?}");
-    assert!(slowest < Duration::from_secs(7), "one operation: {slowest:?}");
-    assert!(told.slowest() < Duration::from_millis(9500), "{:?}", told.slowest());
+    assert!(slowest < UNANSWERED + BUSY, "one operation: {slowest:?}");
+    assert!(told.slowest() < UNANSWERED + BUSY, "{:?}", told.slowest());
     site.conclude("half-open", injections, &told).await;
 }

@@ -14,9 +14,10 @@ use tokio::task::JoinHandle;
 
 use crate::service::{Service, Setup, answer};
 
-pub(super) const LEASE: Duration = Duration::from_secs(2);
+/// Longer than a busy machine keeps a process from its heartbeat.
+pub(super) const LEASE: Duration = Duration::from_secs(8);
 /// How long everything may take to end when nothing is wrong any more.
-pub(super) const PATIENCE: Duration = Duration::from_secs(40);
+pub(super) const PATIENCE: Duration = Duration::from_secs(90);
 /// What a run writes.
 const LINES: &str = "1\n2\n3\n4\n";
 

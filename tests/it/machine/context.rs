@@ -1,7 +1,7 @@
 //! The context window: what is taken from a conversation, and that what is left is one.
 
 use proptest::prelude::*;
-use toolloop::engine::context::{self, Compaction, Load, Written};
+use toolloop::engine::context::{self, Compaction, Load, WrittenSummary};
 use toolloop::engine::{Rules, Window};
 use toolloop::event::CompactionCause::{self, ProviderRefused, WindowNearlyFull};
 use toolloop::event::{ContextCompacted, RunEvent, SummaryCall};
@@ -66,12 +66,12 @@ fn plan(
 
 fn settled(compaction: Compaction, conversation: &Conversation, text: &str) -> ContextCompacted {
     let call = SummaryCall { provider: "p".into(), model: "m".into(), usage: USAGE, latency_ms: 1 };
-    let written = (compaction.summarised > 0).then(|| Written { text: text.into(), call });
-    compaction.settled(conversation, (1, 1), written)
+    let written = (compaction.summarised > 0).then(|| WrittenSummary { text: text.into(), call });
+    compaction.into_event(conversation, (1, 1), written)
 }
 
 #[test]
-fn what_is_taken_away() {
+fn results_are_cleared_before_turns_are_summarised() {
     let long = || Called(vec![500]);
     let short = || Called(vec![25; 8]); // each is too small to be cleared
     // What there is | tokens of it | window | why | results cleared, turns summarised.
@@ -151,7 +151,7 @@ fn check_taken((what, parts, tokens, window, cause, expected): Taken) {
 }
 
 #[test]
-fn what_is_taken_of_the_last_turns() {
+fn a_refused_request_clears_large_results_of_the_last_turns() {
     let short = || Called(vec![5]);
     let table = [
         (
@@ -454,7 +454,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_left_is_a_smaller_conversation(
+    fn a_compacted_conversation_is_valid_and_smaller(
         parts in prop::collection::vec(part(), 0..12),
         tokens in 1..10_000u64,
         window in prop::option::of(256..10_000u64),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::*;
 
-/// A run whose model has asked for these calls.
-fn asked(rules: Rules, calls: Vec<&'static str>) -> Bench {
+/// A run whose model is asked, and will ask for these calls.
+fn asking(rules: Rules, calls: Vec<&'static str>) -> Bench {
     let mut bench = Bench::new(rules, vec![Calls(calls), Calls(vec!["a"])]);
     bench.record(RunEvent::RunStarted {
         system: "s".into(),
@@ -21,6 +21,12 @@ fn asked(rules: Rules, calls: Vec<&'static str>) -> Bench {
         answer_only: false,
         limit: None,
     });
+    bench
+}
+
+/// A run whose model has asked for these calls.
+fn asked(rules: Rules, calls: Vec<&'static str>) -> Bench {
+    let mut bench = asking(rules, calls);
     bench.model();
     bench
 }
@@ -73,7 +79,7 @@ fn resume(bench: &mut Bench, deaths: u32) {
     });
 }
 
-/// What becomes of the run where nobody works on it.
+/// What becomes of the run where nothing drives it.
 fn fate(bench: &Bench) -> &'static str {
     let Some(disposal) = bench.state.disposal(true, bench.now) else { return "goes on" };
     match (disposal.park, disposal.events.last().and_then(|event| event.ending())) {
@@ -140,7 +146,7 @@ fn there_is_room_before_a_model_call_counts_as_begun() {
 }
 
 #[test]
-fn who_waits_for_another_run_is_not_blamed_for_its_crashes() {
+fn a_run_that_waits_for_another_is_not_blamed_for_its_crashes() {
     for (call, deaths, expected) in [("transfer_to_writer", 5, "goes on"), ("a", 3, "failed")] {
         let mut bench = asked(may_crash(3), vec![call]);
         let open = open_call(&bench, call);
@@ -379,4 +385,37 @@ fn a_result_that_was_delivered_is_checked_or_withheld() {
         panic!("{failures:?}")
     };
     assert!(!told.contains("from the caller"), "{told}");
+}
+
+#[test]
+fn a_model_call_counts_twice_unless_the_run_only_waited_to_ask_again() {
+    let table = [
+        (None, 1, true),
+        (Some(60_000), 20, false),
+        (Some(60_000), 60, true), // by another clock, the wait may be over
+        (Some(60_000), 90, true),
+        (Some(0), 0, true),
+    ];
+    for (wait_ms, resumed_after, repeats) in table {
+        let mut bench = asking(text(), vec!["a"]);
+        if let Some(wait_ms) = wait_ms {
+            bench.record(RunEvent::ModelRetried(toolloop::event::ModelRetried {
+                attempt: 1,
+                iteration: 1,
+                provider: "mock".into(),
+                model: "m".into(),
+                reason: "rate_limited".into(),
+                status: Some(429),
+                message: "later".into(),
+                wait_ms,
+                fallback: None,
+                usage: None,
+            }));
+        }
+        bench.now += TimeDelta::seconds(resumed_after);
+        resume(&mut bench, 1);
+        assert_eq!(bench.state.repeats_model_call(), repeats, "{wait_ms:?} {resumed_after}");
+        resume(&mut bench, 2);
+        assert!(bench.state.repeats_model_call(), "it may have been asked since");
+    }
 }

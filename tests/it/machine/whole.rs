@@ -306,7 +306,7 @@ fn last_answers() -> Vec<Row> {
             (1, 2, 1),
         ),
         (
-            "a confirmation that nobody can answer any more",
+            "a confirmation that cannot be answered any more",
             iterations(confirming(), 1),
             vec![Text("first"), Text("again")],
             "max_iterations",
@@ -607,7 +607,7 @@ fn conditions() -> Vec<Row> {
         ("at once", on_condition("0", Stop), calls(), "budget_exceeded", (1, 0, 0)),
         ("one that warns", on_condition("2", Warn), calls(), "completed", (1, 4, 3)),
         (
-            "one that asks, and somebody lets it go on",
+            "one that asks, and is approved",
             on_condition("2", Escalate),
             calls(),
             "completed",
@@ -757,7 +757,7 @@ fn the_same_read_is_answered_from_the_cache_until_something_changes() {
 }
 
 #[test]
-fn what_becomes_of_what_was_waited_for() {
+fn a_waiting_call_ends_by_its_resolution() {
     let outcomes = |answer: Resolution| {
         let mut bench =
             Bench::new(tolerant(text()), vec![Calls(vec!["ask", "client", "a"]), Text("x")]);
@@ -784,7 +784,7 @@ fn what_becomes_of_what_was_waited_for() {
 }
 
 #[test]
-fn a_run_that_nobody_lets_go_on_ends_at_its_stop_condition() {
+fn a_run_that_is_not_approved_ends_at_its_stop_condition() {
     for answer in [Resolution::Denied, Resolution::Expired] {
         let mut bench =
             Bench::new(on_condition("1", StopAction::Escalate), vec![Calls(vec!["a"]), Text("x")]);

@@ -112,7 +112,7 @@ for line in sys.stdin:
         continue
     result = answered(asked.get("method"), asked.get("params") or {}, asked["id"])
     if is_late and asked["method"] == "server/discover":
-        threading.Timer(1.5, say, [{"jsonrpc": "2.0", "id": asked["id"], "result": result}]).start()
+        threading.Timer(1.1, say, [{"jsonrpc": "2.0", "id": asked["id"], "result": result}]).start()
         continue
     if is_mute:
         continue

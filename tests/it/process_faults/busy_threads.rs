@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::json;
 
-use super::site::{LEASE, Site, agent, count, events, until_completed};
+use super::site::{Site, agent, count, events, until_completed};
 use crate::fault_rounds::rounds;
 use crate::service::{Db, Service};
 
+/// Longer than a busy machine keeps a thread from its processor.
+const LEASE: Duration = Duration::from_secs(4);
 const RUNS: usize = 8;
 const STEPS: usize = 8;
 
@@ -61,9 +63,9 @@ async fn a_replica_without_a_thread_to_spare_keeps_its_lease() {
 async fn until_silent(service: &Service) -> Instant {
     let begun = Instant::now();
     loop {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it was never busy");
+        assert!(begun.elapsed() < Duration::from_mins(1), "it was never busy");
         let since = Instant::now();
-        let probe = service.request(Method::GET, "/healthz").timeout(Duration::from_secs(1));
+        let probe = service.request(Method::GET, "/healthz").timeout(Duration::from_secs(3));
         match probe.send().await {
             Ok(_) => tokio::time::sleep(Duration::from_millis(2)).await,
             Err(error) if error.is_timeout() => return since,

@@ -15,7 +15,7 @@ use crate::service::{Answer, Db, Service, Signal, answer};
 const SHORT: usize = 40;
 /// Runs that outlive it.
 const LONG: usize = 12;
-const LONG_STEPS: usize = 40;
+const LONG_STEPS: usize = 80;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replica_that_ends_drops_no_run_and_no_request() {
@@ -26,7 +26,7 @@ async fn a_replica_that_ends_drops_no_run_and_no_request() {
     };
     let setup = |setup, _| {
         let setup = agent(agent(setup, "short", &steps(6)), "long", &steps(LONG_STEPS));
-        setup.config("[server]\nshutdown_grace = \"3s\"\n")
+        setup.config("[server]\nshutdown_grace = \"8s\"\n")
     };
     let mut site = Site::start(Db::Postgres, 2, LEASE * 2, setup).await;
     let (mut driven, mut given_back) = (0, 0);
@@ -60,6 +60,7 @@ async fn a_replica_that_ends_drops_no_run_and_no_request() {
             assert_eq!(told.body["run_id"], id_of(run), "it goes on and is found by its id");
         }
         assert_eq!(site.replicas[at].exit_code().await, Some(0), "{}", site.logs());
+        site.replicas[at].until_logged("run is given back").await;
         given_back += site.replicas[at].log().matches("run is given back").count();
         for run in &long {
             let ended = until_completed(&site.replicas[other], run).await;

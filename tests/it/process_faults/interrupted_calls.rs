@@ -29,7 +29,7 @@ const RUNS: usize = 2;
 /// Long enough that no run stops for want of a processor.
 const LEASE: Duration = Duration::from_secs(3);
 /// How long a run may take from the start of the next process to its end.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// What becomes of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,4 +1,4 @@
-//! A process dies when it has the answer of a model and has not stored it.
+//! A process dies when it has the answer of a model and has not stored it, or has not asked for it yet.
 
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     an_answer_that_a_death_loses_is_asked_for_once_more_and_charged,
+    an_answer_that_was_not_asked_for_is_not_charged,
 }
 
 const RUNS: usize = 8;
@@ -91,10 +92,36 @@ async fn an_answer_that_a_death_loses_is_asked_for_once_more_and_charged(db: Db)
     until_balanced(&service, Spent::AtLeast).await;
 }
 
+async fn an_answer_that_was_not_asked_for_is_not_charged(db: Db) {
+    let mock = MockModel::start().await;
+    let models = format!(
+        "[runtime]\nlease = \"2s\"\n[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n\
+         api_key_env = \"PATH\"\nmax_concurrency = 1",
+        mock.base_url()
+    );
+    let mut service = Setup::new().agent("asker", ASKER).config(&models).start(db).await;
+    let (_held, told) = watch::channel(false);
+    mock.reply_by(move |_| Reply::Held(told.clone(), Box::new(Reply::text("done"))));
+    let asked = service.enqueue("asker").await;
+    let has = |what: &'static str| move |events: &Value| events.to_string().contains(what);
+    service.until(&format!("{asked}/events"), has("iteration.started")).await;
+    mock.wait_for_requests(1).await;
+    let waiting = service.enqueue("asker").await; // for the place of the other
+    service.until(&format!("{waiting}/events"), has("attempt.started")).await;
+    service.kill().await;
+    mock.always(Reply::text("done"));
+    service.restart().await;
+    for (run, repeated) in [(asked, true), (waiting, false)] {
+        until_completed(&service, &run).await;
+        let rows = service.get(&format!("{run}/iterations")).await.body["data"].clone();
+        assert_eq!(rows[0]["repeated"], json!(repeated), "{rows:#}");
+    }
+}
+
 /// Kills the process while it has answers that it cannot store, and starts it again; the runs.
 async fn lose_answers(service: &mut Service, mock: &MockModel) -> Vec<String> {
     let (tell, told) = watch::channel(false);
-    mock.decides(move |_| Reply::Held(told.clone(), Box::new(Reply::text("done"))));
+    mock.reply_by(move |_| Reply::Held(told.clone(), Box::new(Reply::text("done"))));
     let (asked, tried) = (mock.counts().started, answers(service).await);
     let mut runs = Vec::new();
     for _ in 0..RUNS {

@@ -6,19 +6,21 @@ use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
-use super::site::{LEASE, Site, agent, count, events, id_of, until_completed};
+use super::site::{Site, agent, count, events, id_of, until_completed};
 use crate::fault_rounds::rounds;
-use crate::mock_model::scattered;
+use crate::mock_model::pseudo_random;
 use crate::service::Db;
 
 const RUNS: usize = 8;
 const STEPS: usize = 30;
+/// Longer than a busy machine keeps a heartbeat back.
+const LEASE: Duration = Duration::from_secs(4);
 /// A lease to find out, as long again at most to look, and what a busy machine takes.
-const PATIENCE: Duration = LEASE.saturating_mul(3).saturating_add(Duration::from_secs(6));
+const PATIENCE: Duration = LEASE.saturating_mul(3).saturating_add(Duration::from_secs(18));
 
 #[tokio::test]
 async fn another_replica_goes_on_from_the_last_iteration() {
-    let step = "{delay_ms: 20, tool_calls: [{tool: 'http:effects/look', arguments: {hold: never, \
+    let step = "{delay_ms: 100, tool_calls: [{tool: 'http:effects/look', arguments: {hold: never, \
                 name: '{{ inputs.name }} {{ step }}'}}]}";
     let steps = format!("steps: [{}{{text: done}}]", format!("{step}, ").repeat(STEPS));
     let mut site =
@@ -45,7 +47,7 @@ async fn one_death(site: &mut Site, round: usize) -> Vec<Duration> {
         site.replicas[other].until(run, goes).await;
     }
     // At any moment of an iteration.
-    tokio::time::sleep(Duration::from_millis(scattered(round as u64) % 100)).await;
+    tokio::time::sleep(Duration::from_millis(pseudo_random(round as u64) % 100)).await;
     site.replicas[dies].kill().await;
     let death = Instant::now();
     let mut database = PgConnection::connect(&site.replicas[other].database_url).await.unwrap();

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::site::until_completed;
 use crate::crashes::{Spent, until_balanced};
 use crate::fault_rounds::rounds;
-use crate::mock_model::scattered;
+use crate::mock_model::pseudo_random;
 use crate::service::{ADMIN_KEY, Db, Service, Setup};
 
 const CALLERS: usize = 4;
@@ -54,7 +54,7 @@ impl Callers {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        let told = tokio::time::timeout(Duration::from_secs(30), told).await;
+        let told = tokio::time::timeout(Duration::from_mins(1), told).await;
         assert!(told.is_ok(), "no run was accepted");
     }
 
@@ -86,7 +86,7 @@ async fn a_file_whose_writer_is_killed_is_sound_and_complete() {
     let mut deaths = 0;
     for round in 0..rounds(8) {
         callers.until_told(CALLERS).await;
-        let moment = scattered(round as u64) % 50_000;
+        let moment = pseudo_random(round as u64) % 50_000;
         tokio::time::sleep(Duration::from_micros(moment)).await;
         service.kill().await;
         let told = callers.told();

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// In the environment of every test, and long enough to be looked for.
 pub(super) const SECRET: &str = "CARGO_MANIFEST_DIR";

@@ -1,5 +1,5 @@
 //! What parked runs wait for: asked with the event, answered once, void with the end, and never a
-//! run that nobody wakes.
+//! run that stays parked for ever.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use super::*;
 on_both! {
     a_parked_run_has_no_owner_and_waits,
     the_last_answer_queues_the_run,
-    an_answer_is_taken_once_and_by_whom_it_concerns,
+    an_answer_is_taken_once_and_for_its_own_call,
     an_answer_before_the_park_is_not_lost,
     answers_race_the_park,
     the_last_two_answers_race,
-    what_is_waited_for_long_enough_expires,
-    what_an_ended_run_asked_for_is_void,
+    approvals_expire_at_their_deadline,
+    approvals_of_an_ended_run_are_void,
     a_cancel_request_that_meets_the_park_is_not_lost,
     a_review_has_no_deadline_and_takes_no_other_answer,
-    what_is_waited_for_is_listed,
+    pending_approvals_are_listed,
     all_parents_of_ended_children_are_queued,
 }
 
@@ -149,7 +149,7 @@ async fn the_last_answer_queues_the_run(db: Db) {
     assert!(is_record_of(&rows[0], &audit), "{rows:?}");
 }
 
-async fn an_answer_is_taken_once_and_by_whom_it_concerns(db: Db) {
+async fn an_answer_is_taken_once_and_for_its_own_call(db: Db) {
     let shell = call("shell", "{}");
     let (script, write) = asking(&db, &[&shell]).await;
     assert_eq!(db.answer(script.id, &shell, &approved()).await, None, "not asked yet");
@@ -216,7 +216,7 @@ async fn the_last_two_answers_race(db: Db) {
     }
 }
 
-async fn what_is_waited_for_long_enough_expires(db: Db) {
+async fn approvals_expire_at_their_deadline(db: Db) {
     let (late, soon) = (call("late", "{}"), call("soon", "{}"));
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
@@ -230,7 +230,7 @@ async fn what_is_waited_for_long_enough_expires(db: Db) {
     assert_eq!(
         db.answer(script.id, &soon, &approved()).await,
         None,
-        "too late, although nobody has noticed"
+        "too late, although no sweep has noticed"
     );
     assert_eq!(db.store.expire_approvals().await.unwrap(), 1);
     assert_eq!(db.store.expire_approvals().await.unwrap(), 0);
@@ -255,7 +255,7 @@ async fn what_is_waited_for_long_enough_expires(db: Db) {
     assert_eq!(db.status(alone.id).await, RunStatus::Queued);
 }
 
-async fn what_an_ended_run_asked_for_is_void(db: Db) {
+async fn approvals_of_an_ended_run_are_void(db: Db) {
     let shell = call("shell", "{}");
     let (cancelled, write) = asking(&db, &[&shell]).await;
     db.commit("me", &write).await;
@@ -306,7 +306,7 @@ async fn a_review_has_no_deadline_and_takes_no_other_answer(db: Db) {
     assert_eq!(db.stands(script.id).await, ["resolved"]);
 }
 
-async fn what_is_waited_for_is_listed(db: Db) {
+async fn pending_approvals_are_listed(db: Db) {
     let mut asked = Vec::new();
     for _ in 0..5 {
         let shell = call("shell", "{}");

@@ -8,7 +8,7 @@ use toolloop::store::{
 use super::*;
 
 on_both! {
-    what_was_closed_is_found_as_it_was,
+    a_closed_chain_is_found_unchanged,
     every_change_is_found,
     a_chain_that_was_made_again_is_found,
     the_beginning_of_signing_is_recorded,
@@ -16,11 +16,11 @@ on_both! {
     two_replicas_close_each_stretch_once,
     late_records_that_are_too_old_stay_outside,
     retention_deletes_whole_stretches,
-    retention_leaves_what_is_not_closed,
+    retention_leaves_records_that_are_not_closed,
     a_known_head_that_is_gone_stops_the_closing,
     retention_and_other_replicas_move_the_head,
     a_signed_deletion_of_another_service_moves_the_head,
-    what_is_closed_late_or_twice_is_told,
+    late_and_repeated_closing_is_reported,
 }
 
 /// Everything that is there is complete.
@@ -92,7 +92,7 @@ async fn faults_with(db: &Db, signatures: Signatures<'_>) -> Vec<(i64, String)> 
         .collect()
 }
 
-async fn what_was_closed_is_found_as_it_was(db: Db) {
+async fn a_closed_chain_is_found_unchanged(db: Db) {
     assert_eq!(close(&db, 10).await, 0, "nothing to close");
     write(&db, 25).await;
     // Neither enough nor old enough.
@@ -218,7 +218,7 @@ async fn a_chain_that_was_made_again_is_found(db: Db) {
     close(&db, 10).await;
     assert_eq!(faults(&db).await, []);
     db.execute("DELETE FROM audit_log WHERE action = 'audit.signing_changed'").await;
-    db.execute("UPDATE audit_log SET subject = 'somebody else'").await;
+    db.execute("UPDATE audit_log SET subject = 'another'").await;
     db.execute("DELETE FROM audit_stretches").await;
     assert_eq!(close_with(&db, 10, &|_| None).await, 3);
     let found = faults(&db).await;
@@ -228,7 +228,7 @@ async fn a_chain_that_was_made_again_is_found(db: Db) {
     close(&db, 10).await;
     let numbers: Vec<i64> = faults(&db).await.into_iter().map(|(number, _)| number).collect();
     assert_eq!(numbers, [1, 2, 3]);
-    assert_eq!(faults_with(&db, NO_KEY).await, [], "which nobody knows without the key");
+    assert_eq!(faults_with(&db, NO_KEY).await, [], "which is not seen without the key");
 }
 
 async fn the_beginning_of_signing_is_recorded(db: Db) {
@@ -334,7 +334,7 @@ async fn retention_deletes_whole_stretches(db: Db) {
     assert_eq!(db.store.delete_audit(just_after, 100, &|_| None).await.unwrap(), 0);
     let left: Vec<i64> = checked(&db).await.iter().map(|checked| checked.stretch.number).collect();
     assert_eq!((left, faults(&db).await), (vec![3, 4, 5], vec![]));
-    // The chain goes on, and a deletion that nobody recorded is found.
+    // The chain goes on, and a deletion that was not recorded is found.
     write(&db, 5).await;
     assert_eq!((close(&db, 10).await, faults(&db).await), (1, vec![]));
     db.execute("DELETE FROM audit_stretches WHERE number = 3").await;
@@ -342,7 +342,7 @@ async fn retention_deletes_whole_stretches(db: Db) {
     assert!(found.iter().any(|(_, fault)| fault.contains("no record says")), "{found:?}");
 }
 
-async fn retention_leaves_what_is_not_closed(db: Db) {
+async fn retention_leaves_records_that_are_not_closed(db: Db) {
     let later = || now() + TimeDelta::seconds(1);
     let actions = async || {
         let rows = db.store.audit(TENANT, &AuditFilter::default(), &page(200, None)).await;
@@ -467,7 +467,7 @@ async fn a_signed_deletion_of_another_service_moves_the_head(db: Db) {
     assert_eq!(faults_with(&db, NO_KEY).await, []);
 }
 
-async fn what_is_closed_late_or_twice_is_told(db: Db) {
+async fn late_and_repeated_closing_is_reported(db: Db) {
     let late = async |db: &Db| {
         let late = checked(db).await.into_iter().filter(|it| it.closed_late);
         late.map(|it| it.stretch.number).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! Budgets that runs share: never overspent, whoever asks, and balanced whatever happened to whom.
+//! Budgets that runs share: never overspent, whichever run asks, and balanced whatever happens.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ on_both! {
     settling_states_totals_and_may_be_repeated,
     a_budget_is_opened_once,
     a_run_outside_of_a_tree_is_granted_everything,
-    a_sweep_settles_what_nobody_drives,
+    a_sweep_settles_runs_without_a_driver,
     a_budget_goes_with_its_run,
-    who_lost_a_run_changes_no_budget,
-    what_a_run_has_spent_only_grows,
+    a_former_owner_changes_no_budget,
+    the_spending_of_a_run_only_grows,
 }
 
 const NONE: Amounts = Amounts {
@@ -85,7 +85,7 @@ async fn parallel_runs_never_overspend(db: Db) {
         let store = replicas[number % 3].clone();
         let run = driven(&db).await;
         runs.spawn(async move {
-            // One that is settled makes room for nobody: what it took is spent.
+            // One that is settled makes no room: what it took is spent.
             let reserved = store.reserve((root, run), ME, iteration(20)).await.unwrap();
             let granted = reserved == Some(Reserved::Granted);
             let spent = if granted { iteration(20) } else { NONE };
@@ -186,7 +186,7 @@ async fn a_run_outside_of_a_tree_is_granted_everything(db: Db) {
     assert_eq!(db.store.shared_budget(root).await.unwrap(), None);
 }
 
-async fn a_sweep_settles_what_nobody_drives(db: Db) {
+async fn a_sweep_settles_runs_without_a_driver(db: Db) {
     let mut root = Script::owned();
     let tree = root.id;
     let mut crashed = Script::with(|new| new.parent_run_id = Some(root.id));
@@ -194,7 +194,7 @@ async fn a_sweep_settles_what_nobody_drives(db: Db) {
     let mut driven = Script::with(|new| new.parent_run_id = Some(root.id));
     db.store.register_replica("me", Duration::from_hours(1)).await.unwrap();
     for (script, owner) in
-        [(&mut root, "me"), (&mut ended, "me"), (&mut driven, "me"), (&mut crashed, "nobody knows")]
+        [(&mut root, "me"), (&mut ended, "me"), (&mut driven, "me"), (&mut crashed, "unknown")]
     {
         db.commit(owner, &script.start()).await;
         open(&db, tree, CAPS, NONE).await;
@@ -206,7 +206,7 @@ async fn a_sweep_settles_what_nobody_drives(db: Db) {
         RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None };
     db.commit("me", &ended.write(vec![begun.clone(), responded(1, &[]), completed(json!({}))]))
         .await;
-    db.commit("nobody knows", &crashed.write(vec![begun, responded(1, &[])])).await;
+    db.commit("unknown", &crashed.write(vec![begun, responded(1, &[])])).await;
     let swept = db.store.sweep(&[]).await.unwrap();
     assert_eq!(swept.requeued, [crashed.id]);
     let SharedBudget { spent, reserved, .. } = budget(&db, tree).await;
@@ -245,7 +245,7 @@ async fn taken_over(db: &Db) -> (Uuid, Ownership<'static>) {
     (run, Ownership { owner: "you", epoch: 2 })
 }
 
-async fn who_lost_a_run_changes_no_budget(db: Db) {
+async fn a_former_owner_changes_no_budget(db: Db) {
     let (run, you) = taken_over(&db).await;
     let before = budget(&db, run).await;
     for zombie in [ME, Ownership { epoch: 2, ..ME }, Ownership { epoch: 1, ..you }] {
@@ -264,7 +264,7 @@ async fn who_lost_a_run_changes_no_budget(db: Db) {
     assert_eq!(db.store.shared_budget(other).await.unwrap(), None);
 }
 
-async fn what_a_run_has_spent_only_grows(db: Db) {
+async fn the_spending_of_a_run_only_grows(db: Db) {
     let run = driven(&db).await;
     open(&db, run, CAPS, NONE).await;
     settle(&db, run, run, Amounts { tool_calls: 1, ..iteration(50) }, false).await;

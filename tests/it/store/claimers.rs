@@ -9,14 +9,14 @@ use super::*;
 use crate::fault_rounds::rounds;
 
 on_both! {
-    of_eight_who_claim_one_run_at_once_one_has_it,
-    what_a_claimant_leaves_is_taken_by_another,
+    of_eight_concurrent_claims_one_gets_the_run,
+    runs_that_a_claimant_leaves_are_taken_by_another,
 }
 
 const CLAIMERS: usize = 8;
 
 /// On PostgreSQL each has connections of its own.
-async fn of_eight_who_claim_one_run_at_once_one_has_it(db: Db) {
+async fn of_eight_concurrent_claims_one_gets_the_run(db: Db) {
     let mut stores = vec![db.store.clone()];
     while stores.len() < CLAIMERS {
         stores.push(match db.store.kind() {
@@ -53,14 +53,14 @@ async fn of_eight_who_claim_one_run_at_once_one_has_it(db: Db) {
     }
 }
 
-async fn what_a_claimant_leaves_is_taken_by_another(db: Db) {
+async fn runs_that_a_claimant_leaves_are_taken_by_another(db: Db) {
     let (mut left, mut begun, mut taken) = (Script::queued(), Script::owned(), Script::queued());
     for script in [&mut left, &mut begun, &mut taken] {
         db.commit("me", &script.start()).await;
     }
     assert!(db.store.give_back("me", begun.id, 1, GivenBack::AtOnce).await.unwrap());
-    let leaves = [left.id, begun.id];
-    let claimant = Claimant { owner: "you", leaves: &leaves };
+    let excluded = [left.id, begun.id];
+    let claimant = Claimant { owner: "you", excluded: &excluded };
     assert_eq!(db.store.claim_begun(claimant, 9).await.unwrap(), []);
     let of_key = RunLimits { of_key: Some(9), ..RunLimits::default() };
     for (limits, expected) in [(RunLimits::default(), vec![taken.id]), (of_key, vec![])] {
@@ -72,5 +72,5 @@ async fn what_a_claimant_leaves_is_taken_by_another(db: Db) {
     }
     let claimed = db.store.claim("other", 9, "").await.unwrap();
     let claimed: BTreeSet<_> = claimed.iter().map(|it| it.run.id).collect();
-    assert_eq!(claimed, BTreeSet::from(leaves));
+    assert_eq!(claimed, BTreeSet::from(excluded));
 }

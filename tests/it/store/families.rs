@@ -1,4 +1,4 @@
-//! Runs that other runs started: taken by name, cancelled with whoever started them, never left
+//! Runs that other runs started: taken by name, cancelled with the run that started them, never left
 //! behind.
 
 use std::time::Duration;
@@ -9,8 +9,8 @@ use super::*;
 
 on_both! {
     a_run_is_taken_by_its_name,
-    cancelling_a_run_cancels_what_it_started,
-    a_sweep_cancels_what_an_ended_run_started,
+    cancelling_a_run_cancels_its_children,
+    a_sweep_cancels_children_of_ended_runs,
 }
 
 fn child_of(parent: &Script, status: RunStatus) -> Script {
@@ -48,7 +48,7 @@ async fn a_run_is_taken_by_its_name(db: Db) {
     );
 }
 
-async fn cancelling_a_run_cancels_what_it_started(db: Db) {
+async fn cancelling_a_run_cancels_its_children(db: Db) {
     let (mut parent, mut stranger) = (Script::owned(), Script::queued());
     let (mut running, mut queued) =
         (child_of(&parent, RunStatus::Running), child_of(&parent, RunStatus::Queued));
@@ -81,7 +81,7 @@ async fn cancelling_a_run_cancels_what_it_started(db: Db) {
     assert!(matches!(again, Some(CancelOutcome::Requested(_))), "{again:?}");
 }
 
-async fn a_sweep_cancels_what_an_ended_run_started(db: Db) {
+async fn a_sweep_cancels_children_of_ended_runs(db: Db) {
     db.store.register_replica("me", Duration::from_hours(1)).await.unwrap();
     db.store.register_replica("you", Duration::from_hours(1)).await.unwrap();
     let (mut parent, mut living) = (Script::owned(), Script::owned());

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
+use toolloop::store::DeliveryFilter;
 use toolloop::store::writer::{AppendError, Writer};
 
 use super::*;
@@ -15,11 +16,11 @@ on_both! {
     an_id_taken_in_the_same_breath_is_refused,
     drivers_of_one_id_are_never_mixed,
     an_end_gives_way_to_a_cancel,
-    a_shutdown_commits_what_is_queued,
+    a_shutdown_commits_queued_writes,
     a_closed_store_is_reported_when_patience_ends,
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 fn writer(db: &Db) -> Writer {
     Writer::spawn(db.store.clone(), "me".into(), PATIENCE, Arc::new(|_| {}), Arc::new(|_, _| {}))
@@ -158,10 +159,10 @@ async fn an_end_gives_way_to_a_cancel(db: Db) {
     }
 }
 
-async fn a_shutdown_commits_what_is_queued(db: Db) {
+async fn a_shutdown_commits_queued_writes(db: Db) {
     let writer = writer(&db);
     let mut scripts: Vec<Script> = (0..30).map(|_| Script::owned()).collect();
-    // Nobody waits for these: dropping the future does not undo the write.
+    // These are not waited for: dropping the future does not undo the write.
     for script in &mut scripts {
         drop(writer.append(script.start()));
         drop(writer.append(script.write(vec![responded(1, &[])])));
@@ -213,6 +214,32 @@ async fn postgres_cutting_connections_harms_no_run() {
         }
     }
     assert!(cuts >= 2, "only {cuts} connections were cut");
+}
+
+/// The first change of a delivery is given up as in a deadlock.
+const GIVES_WAY_ONCE: &str = "
+CREATE SEQUENCE changed;
+CREATE FUNCTION give_way() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF nextval('changed') = 1 THEN
+        RAISE SQLSTATE '40P01' USING MESSAGE = 'deadlock detected';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER give_way BEFORE UPDATE ON webhook_outbox
+    FOR EACH STATEMENT EXECUTE FUNCTION give_way();
+";
+
+#[tokio::test]
+async fn postgres_a_redelivery_that_gives_way_is_tried_again() {
+    let db = Db::postgres().await;
+    let mut told = Script::with(|new| new.webhook = Some("https://example.com".into()));
+    db.commit("me", &told.start()).await;
+    let all = DeliveryFilter::default();
+    let id = db.store.deliveries(TENANT, &all, &page(9, None)).await.unwrap()[0].id;
+    db.execute(GIVES_WAY_ONCE).await;
+    let again = db.store.redeliver(TENANT, id).await.unwrap();
+    assert_eq!(again.map(|delivery| delivery.id), Some(id));
 }
 
 impl Db {

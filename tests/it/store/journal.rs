@@ -11,17 +11,17 @@ use toolloop::store::projection::{Changes, project};
 use super::*;
 
 on_both! {
-    what_is_appended_is_replayed,
+    appended_events_are_replayed,
     a_repeated_batch_changes_nothing,
     only_the_owner_writes,
     a_gap_is_refused,
     a_taken_id_is_refused,
     one_batch_may_hold_accepted_and_refused_writes,
     batches_of_any_size_are_written_whole,
-    rows_are_what_the_journal_says,
+    rows_match_the_journal,
     rows_do_not_depend_on_how_events_are_batched,
     payloads_are_joined_from_the_journal,
-    nul_harms_nobody,
+    nul_characters_are_stored,
     another_tenant_sees_nothing,
     a_restart_keeps_everything,
 }
@@ -56,7 +56,7 @@ fn full_story(script: &mut Script) -> Vec<RunWrite> {
     writes
 }
 
-async fn what_is_appended_is_replayed(db: Db) {
+async fn appended_events_are_replayed(db: Db) {
     let mut script = Script::owned();
     let mut appended = Vec::new();
     for write in full_story(&mut script) {
@@ -208,7 +208,7 @@ async fn assert_rows_match_the_journal(db: &Db, script: &Script) {
     assert_eq!(stored, rebuilt);
 }
 
-async fn rows_are_what_the_journal_says(db: Db) {
+async fn rows_match_the_journal(db: Db) {
     let mut script = Script::owned();
     for write in full_story(&mut script) {
         db.commit("me", &write).await;
@@ -268,7 +268,7 @@ async fn payloads_are_joined_from_the_journal(db: Db) {
     assert_eq!(got, expected);
 }
 
-async fn nul_harms_nobody(db: Db) {
+async fn nul_characters_are_stored(db: Db) {
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
     let nul = call("sh\0ell", "{\"a\":\"\\u0000\"}");

@@ -6,8 +6,8 @@ use toolloop::store::MemoryFilter;
 use super::*;
 
 on_both! {
-    what_an_observed_run_leaves_is_found_by_its_words,
-    nobody_else_recalls_it,
+    observations_of_a_run_are_found_by_their_words,
+    other_agents_and_tenants_do_not_recall_it,
     the_most_relevant_comes_first,
     no_text_is_ever_syntax,
     it_goes_with_its_run,
@@ -43,7 +43,7 @@ async fn recalled(db: &Db, text: &str) -> Vec<String> {
     found.into_iter().map(|observation| observation.content).collect()
 }
 
-async fn what_an_observed_run_leaves_is_found_by_its_words(db: Db) {
+async fn observations_of_a_run_are_found_by_their_words(db: Db) {
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
     let (read, shell) = (call("file_ops", r#"{"path":"src/engine.rs"}"#), call("shell", "{}"));
@@ -80,7 +80,7 @@ async fn what_an_observed_run_leaves_is_found_by_its_words(db: Db) {
     }
 }
 
-async fn nobody_else_recalls_it(db: Db) {
+async fn other_agents_and_tenants_do_not_recall_it(db: Db) {
     let run = remember(&db, "pelicans nest here").await;
     let mut unobserved = Script::owned();
     db.commit("me", &unobserved.start()).await;

@@ -29,10 +29,10 @@ on_both! {
     a_sweep_queues_and_decides_nothing,
     a_parked_run_is_queued_to_be_cancelled,
     a_replica_declared_dead_may_come_back_without_its_runs,
-    a_run_whose_owner_nobody_knows_is_taken_over,
+    a_run_of_an_unknown_owner_is_taken_over,
     a_run_of_a_newer_format_is_left_to_newer_versions,
     wakeups_tell_of_queue_and_cancel,
-    what_waits_again_is_told_once_per_batch,
+    runs_that_wait_again_are_signalled_once_per_batch,
 }
 
 const FOREVER: Duration = Duration::from_hours(1);
@@ -158,7 +158,7 @@ async fn each_queued_run_is_claimed_once(db: Db) {
         });
     }
     let mut claimed: Vec<Uuid> = claimers.join_all().await.into_iter().flatten().collect();
-    // A locked row is skipped, not waited for: what nobody took is still there.
+    // A locked row is skipped, not waited for: what no claim took is still there.
     claimed.extend(
         db.store.claim("last", 100, "").await.unwrap().into_iter().map(|claimed| claimed.run.id),
     );
@@ -261,7 +261,7 @@ async fn an_ended_run_is_not_cancelled(db: Db) {
     assert_eq!(db.store.request_cancel(TENANT, Uuid::now_v7(), "key", None).await.unwrap(), None);
 }
 
-/// Whoever comes first, there is one end, and the answer to the request fits it.
+/// Whichever comes first, there is one end, and the answer to the request fits it.
 async fn cancelling_races_completing(db: Db) {
     let mut met = BTreeMap::new();
     for _ in 0..40 {
@@ -360,7 +360,7 @@ async fn a_suspected_crash_is_counted_and_the_run_waits_the_longer(db: Db) {
 }
 
 async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
-    let lease = Duration::from_millis(300);
+    let lease = Duration::from_secs(2);
     for replica in ["dead", "alive"] {
         db.store.register_replica(replica, lease).await.unwrap();
     }
@@ -470,7 +470,7 @@ async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
     assert_eq!(db.store.claim("me", 1, "").await.unwrap()[0].run.id, script.id);
 }
 
-async fn a_run_whose_owner_nobody_knows_is_taken_over(db: Db) {
+async fn a_run_of_an_unknown_owner_is_taken_over(db: Db) {
     let mut script = Script::owned();
     db.commit("never registered", &script.start()).await;
     let swept = db.store.sweep(&[]).await.unwrap();
@@ -515,7 +515,7 @@ async fn wakeups_tell_of_queue_and_cancel(db: Db) {
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Cancel(running.id));
 }
 
-async fn what_waits_again_is_told_once_per_batch(db: Db) {
+async fn runs_that_wait_again_are_signalled_once_per_batch(db: Db) {
     let mut hints = db.store.wakeups();
     if db.store.kind() == "postgres" {
         assert_eq!(hints.recv().await.unwrap(), Wakeup::Resync);
@@ -538,7 +538,7 @@ async fn what_waits_again_is_told_once_per_batch(db: Db) {
 
 /// After a restart of the only process its old replica is gone, whatever its lease says.
 #[tokio::test]
-async fn sqlite_takes_over_at_once_what_an_earlier_process_left() {
+async fn sqlite_takes_over_runs_of_an_earlier_process_at_once() {
     let db = Db::sqlite().await;
     db.store.register_replica("before", FOREVER).await.unwrap();
     let mut script = Script::owned();
@@ -552,7 +552,7 @@ async fn sqlite_takes_over_at_once_what_an_earlier_process_left() {
     assert_eq!(db.store.claim("after", 1, "").await.unwrap()[0].run.id, script.id);
 }
 
-/// Waits until somebody in this database waits for a lock.
+/// Waits until a statement in this database waits for a lock.
 pub(super) async fn until_blocked(observer: &mut PgConnection) {
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut *observer).await.unwrap() == 0 {
@@ -560,10 +560,10 @@ pub(super) async fn until_blocked(observer: &mut PgConnection) {
     }
 }
 
-/// An event is committed while the sweep already waits for its run: whoever claims the run sees it,
+/// An event is committed while the sweep already waits for its run: the replica that claims the run sees it,
 /// and the one whose replica is dead cannot add another.
 #[tokio::test]
-async fn postgres_sweep_waits_for_what_is_being_committed() {
+async fn postgres_sweep_waits_for_commits_under_way() {
     let db = Db::postgres().await;
     db.store.register_replica("me", Duration::ZERO).await.unwrap();
     let shell = call("shell", "{}");

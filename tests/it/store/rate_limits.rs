@@ -1,4 +1,4 @@
-//! Token buckets: exact from the first token on, whoever asks, and never more than the limit gives.
+//! Token buckets: exact from the first token on, whichever replica asks, and never more than the limit gives.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::*;
 
 on_both! {
     a_bucket_gives_its_burst_and_then_says_when,
-    what_is_left_is_given_where_more_is_asked_for,
+    remaining_tokens_are_given_where_more_is_asked_for,
     tokens_come_back_with_time_and_no_faster,
     buckets_do_not_share,
     a_race_never_gives_more_than_there_is,
@@ -52,7 +52,7 @@ async fn a_bucket_gives_its_burst_and_then_says_when(db: Db) {
     }
 }
 
-async fn what_is_left_is_given_where_more_is_asked_for(db: Db) {
+async fn remaining_tokens_are_given_where_more_is_asked_for(db: Db) {
     let granted = [take(&db, SLOW, 3).await, take(&db, SLOW, 3).await, take(&db, SLOW, 3).await]
         .map(|t| t.granted);
     assert_eq!(granted, [3, 2, 0]);

@@ -1,19 +1,22 @@
 //! What was kept for long enough goes with all that belongs to it; what goes on or is parked stays.
 
+use std::sync::Mutex;
+
 use chrono::TimeDelta;
 use sqlx::{Connection, PgConnection, SqliteConnection};
 use tokio::task::JoinSet;
-use toolloop::store::{AuditFilter, Closed, Closing, StatsFilter};
+use toolloop::store::{AuditFilter, Closed, Closing, RunFilter, StatsFilter};
 
 use super::*;
 
 on_both! {
-    what_ended_before_goes_with_all_that_belongs_to_it,
-    what_goes_on_or_is_parked_stays,
+    ended_runs_are_deleted_with_all_their_rows,
+    runs_that_go_on_or_are_parked_stay,
     a_batch_is_no_larger_than_asked_for,
     two_that_delete_at_once_share_the_work,
-    a_definition_goes_when_nobody_needs_it,
-    what_deleted_runs_took_is_still_counted,
+    which_definitions_a_session_still_uses_is_told,
+    a_definition_goes_when_no_run_needs_it,
+    the_usage_of_deleted_runs_is_still_counted,
     audit_records_have_a_retention_of_their_own,
 }
 
@@ -59,7 +62,7 @@ impl Db {
         value.unwrap_or_default()
     }
 
-    /// As if nobody had started a run with any definition for two hours and a minute before `at`.
+    /// As if no run had started with any definition for two hours and a minute before `at`.
     async fn age_definitions(&self, at: DateTime<Utc>) {
         let micros = (at - TimeDelta::minutes(121)).timestamp_micros();
         let time = match self.store.kind() {
@@ -70,7 +73,7 @@ impl Db {
     }
 }
 
-async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
+async fn ended_runs_are_deleted_with_all_their_rows(db: Db) {
     let old = [ended(&db, Script::owned()).await, ended(&db, of_tenant("other")).await];
     let before = now();
     let new = ended(&db, Script::owned()).await;
@@ -102,7 +105,7 @@ fn later() -> DateTime<Utc> {
     now() + TimeDelta::hours(1)
 }
 
-async fn what_goes_on_or_is_parked_stays(db: Db) {
+async fn runs_that_go_on_or_are_parked_stay(db: Db) {
     let (mut running, mut queued, mut parked) =
         (Script::owned(), Script::queued(), Script::owned());
     let shell = call("shell", "{}");
@@ -152,7 +155,8 @@ async fn two_that_delete_at_once_share_the_work(db: Db) {
     for store in [db.store.clone(), other] {
         workers.spawn(async move {
             let mut deleted = 0;
-            for _ in 0..40 {
+            let all = RunFilter::default();
+            while !store.runs(TENANT, &all, &page(1, None)).await.unwrap().is_empty() {
                 deleted += store.delete_ended(later(), 2, &no_files).await.unwrap();
             }
             deleted
@@ -162,7 +166,53 @@ async fn two_that_delete_at_once_share_the_work(db: Db) {
     assert_eq!(rows(&db).await[..5], [0; 5]);
 }
 
-async fn a_definition_goes_when_nobody_needs_it(db: Db) {
+/// A run of this session with this definition.
+fn in_session(definition: &str) -> Script {
+    let json = format!("{{\"name\":\"{definition}\"}}");
+    let definition = DefinitionSnapshot { hash: definition.repeat(64), json };
+    Script::with(|new| {
+        new.session_id = Some("s".into());
+        new.definition = Arc::new(definition);
+    })
+}
+
+async fn which_definitions_a_session_still_uses_is_told(db: Db) {
+    let staying = Arc::new(Mutex::new(Vec::new()));
+    let told = |runs: &[DeletedRun]| {
+        let definitions = runs.iter().flat_map(|run| run.staying.iter().map(ToString::to_string));
+        staying.lock().unwrap().push(definitions.collect::<Vec<_>>());
+        no_files(runs)
+    };
+    let mut goes_on = in_session("b");
+    db.commit("me", &goes_on.start()).await;
+    ended(&db, in_session("a")).await;
+    assert_eq!(db.store.delete_ended(later(), 9, &told).await.unwrap(), 1);
+    db.commit("me", &goes_on.write(vec![completed(json!(1))])).await;
+    assert_eq!(db.store.delete_ended(later(), 9, &told).await.unwrap(), 1);
+    assert_eq!(*staying.lock().unwrap(), [vec![r#"{"name":"b"}"#.to_owned()], vec![]]);
+}
+
+#[tokio::test]
+async fn postgres_one_replica_at_a_time_deletes_runs() {
+    let db = Db::postgres().await;
+    let other = store::open(&db.url, 12, false).await.unwrap();
+    for _ in 0..2 {
+        ended(&db, in_session("a")).await;
+    }
+    let meanwhile = move |_: &[DeletedRun]| {
+        let other = Arc::clone(&other);
+        async move {
+            assert_eq!(other.delete_ended(later(), 1, &no_files).await.unwrap(), 0);
+            RemovedFiles::default()
+        }
+        .boxed()
+    };
+    for _ in 0..2 {
+        assert_eq!(db.store.delete_ended(later(), 1, &meanwhile).await.unwrap(), 1);
+    }
+}
+
+async fn a_definition_goes_when_no_run_needs_it(db: Db) {
     let before = later();
     let script = |hash: &str| {
         let definition =
@@ -192,7 +242,7 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     db.store.delete_ended(before, 10, &no_files).await.unwrap();
     assert_eq!(db.store.claim("you", 1, "").await.unwrap()[0].definition, r#"{"name":"a"}"#);
 
-    // Whoever starts runs says so now and then: a definition in use is young.
+    // A replica that starts runs says so now and then: a definition in use is young.
     let db = db.reopen().await;
     db.commit("me", &script("a").start()).await;
     let used = "SELECT count(*) || '' FROM definitions WHERE used_at > ";
@@ -204,7 +254,7 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     assert_eq!(db.sql(&format!("{used}{recently}")).await, "1");
 }
 
-async fn what_deleted_runs_took_is_still_counted(db: Db) {
+async fn the_usage_of_deleted_runs_is_still_counted(db: Db) {
     let all =
         StatsFilter { since: old_enough() - TimeDelta::hours(1), until: later(), agent: None };
     for tenant in [TENANT, TENANT, "other"] {

@@ -1,4 +1,4 @@
-//! One run at a time per session, whoever asks for it, and everybody in their turn.
+//! One run at a time per session, whichever replica asks, and each in its turn.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,15 @@ on_both! {
     one_run_holds_a_session,
     of_many_at_once_one_holds,
     a_batch_may_hold_the_same_session_twice,
-    whoever_does_not_know_the_last_run_is_refused,
+    a_run_that_does_not_know_the_last_one_is_refused,
     those_that_wait_are_claimed_in_their_turn,
-    nobody_overtakes_those_that_wait,
-    whoever_holds_keeps_it_through_crashes_and_parking,
+    no_run_overtakes_those_that_wait,
+    the_holder_keeps_its_session_through_crashes_and_parking,
     a_cancelled_one_does_not_keep_others_waiting,
     a_cancelled_one_stays_before_those_that_came_later,
-    those_whose_place_others_take_are_known_until_they_are_asked_to_cancel,
+    displaced_runs_are_known_until_they_are_asked_to_cancel,
     many_claim_at_once_and_each_session_has_one_run,
-    a_session_is_what_its_runs_say,
+    a_session_is_derived_from_its_runs,
     journals_come_in_one_piece,
     a_session_is_deleted_with_all_its_runs,
 }
@@ -106,7 +106,7 @@ async fn a_batch_may_hold_the_same_session_twice(db: Db) {
     assert_eq!((held, &outcomes[2..]), (1, &[WriteOutcome::Committed; 2][..]));
 }
 
-async fn whoever_does_not_know_the_last_run_is_refused(db: Db) {
+async fn a_run_that_does_not_know_the_last_one_is_refused(db: Db) {
     let mut first = placed("s", HOLDS);
     db.commit("me", &first.start()).await;
     end(&db, &mut first).await;
@@ -130,7 +130,7 @@ async fn those_that_wait_are_claimed_in_their_turn(db: Db) {
     assert_eq!(db.store.queued().await.unwrap(), 3);
     for holder in 0..4 {
         assert_eq!(live(&db, "s").await, turns[holder..]);
-        assert_eq!(claim(&db, &mut scripts).await.len(), 0, "somebody holds it");
+        assert_eq!(claim(&db, &mut scripts).await.len(), 0, "one of them holds it");
         end(&db, scripts.iter_mut().find(|script| script.id == turns[holder]).unwrap()).await;
         assert_eq!(
             claim(&db, &mut scripts).await,
@@ -140,7 +140,7 @@ async fn those_that_wait_are_claimed_in_their_turn(db: Db) {
     assert_eq!((live(&db, "s").await, db.store.queued().await.unwrap()), (vec![], 0));
 }
 
-async fn nobody_overtakes_those_that_wait(db: Db) {
+async fn no_run_overtakes_those_that_wait(db: Db) {
     let mut scripts = [placed("s", HOLDS), placed("s", SessionPlace::Waits)];
     for script in &mut scripts {
         let begin = script.start();
@@ -152,7 +152,7 @@ async fn nobody_overtakes_those_that_wait(db: Db) {
     assert_eq!(claim(&db, &mut scripts).await, [scripts[1].id]);
 }
 
-async fn whoever_holds_keeps_it_through_crashes_and_parking(db: Db) {
+async fn the_holder_keeps_its_session_through_crashes_and_parking(db: Db) {
     let mut scripts = [placed("s", HOLDS), placed("s", SessionPlace::Waits)];
     for script in &mut scripts {
         let begin = script.start();
@@ -185,7 +185,7 @@ async fn a_cancelled_one_stays_before_those_that_came_later(db: Db) {
     assert_eq!(live(&db, "s").await, turns, "it took the last one for one that came before");
 }
 
-async fn those_whose_place_others_take_are_known_until_they_are_asked_to_cancel(db: Db) {
+async fn displaced_runs_are_known_until_they_are_asked_to_cancel(db: Db) {
     let mut scripts = [HOLDS, SessionPlace::Waits].map(|place| placed("s", place));
     for script in &mut scripts {
         let begin = script.start();
@@ -260,7 +260,7 @@ async fn many_claim_at_once_and_each_session_has_one_run(db: Db) {
     }
 }
 
-async fn a_session_is_what_its_runs_say(db: Db) {
+async fn a_session_is_derived_from_its_runs(db: Db) {
     assert_eq!(db.store.session(TENANT, "s", 5).await.unwrap(), None);
     let mut ended = Vec::new();
     for number in 1..=4 {
@@ -269,7 +269,7 @@ async fn a_session_is_what_its_runs_say(db: Db) {
         end(&db, &mut script).await;
         ended.push(script);
     }
-    // Nobody answered in this one.
+    // This one has no answer.
     let mut silent = placed("s", turn(5));
     db.commit("me", &silent.start()).await;
     db.commit(
@@ -333,7 +333,6 @@ async fn a_session_is_deleted_with_all_its_runs(db: Db) {
     // Of no session, but part of it.
     let mut child = Script::with(|new| new.parent_run_id = Some(first.id));
     db.commit("me", &child.start()).await;
-    end(&db, &mut child).await;
     db.commit("me", &kept.start()).await;
     assert_eq!(
         (delete(TENANT).await, delete("other").await),
@@ -341,6 +340,8 @@ async fn a_session_is_deleted_with_all_its_runs(db: Db) {
     );
     assert_eq!(db.status(first.id).await, RunStatus::Running);
     db.commit("me", &first.write(vec![completed(json!(1))])).await;
+    assert_eq!(delete(TENANT).await, SessionDeleted::Busy, "its child goes on");
+    end(&db, &mut child).await;
     assert_eq!(delete(TENANT).await, SessionDeleted::Gone);
     for run in [first.id, child.id] {
         assert_eq!(

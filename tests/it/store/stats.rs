@@ -8,7 +8,7 @@ use super::*;
 on_both! {
     calls_are_counted_by_tool,
     tokens_are_counted_by_day_agent_and_model,
-    only_what_is_asked_for_is_counted,
+    only_selected_runs_are_counted,
 }
 
 pub(super) fn all() -> StatsFilter {
@@ -89,7 +89,7 @@ async fn tokens_are_counted_by_day_agent_and_model(db: Db) {
     assert_eq!((rows[0].usage.cost_micro_usd, rows[1].usage.cost_micro_usd), (Some(21), None));
 }
 
-async fn only_what_is_asked_for_is_counted(db: Db) {
+async fn only_selected_runs_are_counted(db: Db) {
     let at = now() - TimeDelta::hours(1);
     for (agent, minutes) in [("a", -1), ("b", 0), ("c", 1)] {
         let script = Script::with(|new| {

@@ -9,9 +9,9 @@ use toolloop::store::{StatsFilter, UsageStats};
 use super::*;
 
 on_both! {
-    sums_are_what_runs_took_at_every_moment,
+    sums_match_the_runs_at_every_moment,
     a_run_counts_once_for_each_model_that_responded,
-    replicas_share_what_is_to_be_added_up,
+    replicas_share_the_adding_up,
     a_write_that_is_refused_or_repeated_adds_nothing,
 }
 
@@ -126,7 +126,7 @@ fn first_day() -> DateTime<Utc> {
     DateTime::from_timestamp(1_767_225_600, 0).unwrap()
 }
 
-async fn sums_are_what_runs_took_at_every_moment(db: Db) {
+async fn sums_match_the_runs_at_every_moment(db: Db) {
     let other = match db.store.kind() {
         "postgres" => store::open(&db.url, 12, false).await.unwrap(),
         _ => db.store.clone(),
@@ -218,7 +218,7 @@ async fn rows(db: &Db, table: &str) -> u64 {
     db.sql(&format!("SELECT CAST(count(*) AS text) FROM {table}")).await.parse().unwrap()
 }
 
-async fn replicas_share_what_is_to_be_added_up(db: Db) {
+async fn replicas_share_the_adding_up(db: Db) {
     let mut writes = Vec::new();
     for _ in 0..40 {
         let mut script = Script::owned();

@@ -1,4 +1,4 @@
-//! Which path has which content: nobody writes over what others have changed, and no content goes that is
+//! Which path has which content: changes of others are not written over, and no content goes that is
 //! needed.
 
 use chrono::TimeDelta;
@@ -10,10 +10,10 @@ use toolloop::store::{
 use super::*;
 
 on_both! {
-    what_others_have_changed_is_not_written_over,
+    changes_of_others_are_not_written_over,
     an_equal_change_of_another_is_refused,
     a_run_of_another_owner_writes_nothing,
-    what_has_changed_is_found_by_its_version,
+    changes_are_found_by_their_version,
     contents_go_when_no_path_has_them,
     two_that_write_at_once_have_one_after_the_other,
     nothing_lies_beneath_a_file,
@@ -62,7 +62,7 @@ async fn beneath(db: &Db, directory: &str, since: Option<i64>) -> PathsChanged {
     db.store.files_since(TENANT, directory, since).await.unwrap()
 }
 
-async fn what_others_have_changed_is_not_written_over(db: Db) {
+async fn changes_of_others_are_not_written_over(db: Db) {
     let (a, b) = (stored(&db, "aa11").await, stored(&db, "bb22").await);
     let paths = [write("w/x", 0, Some(file(&a, "aa11")))];
     let writes = once(&paths);
@@ -164,7 +164,7 @@ async fn nothing_lies_beneath_a_file(db: Db) {
     assert_eq!(written, PathsWritten::Orphaned);
 }
 
-async fn what_has_changed_is_found_by_its_version(db: Db) {
+async fn changes_are_found_by_their_version(db: Db) {
     let directory = || Some(KeptContent::Directory);
     let link = || Some(KeptContent::Link("../x".to_owned()));
     let paths = ["w", "w-beside", "w/a", "w/b/c", "w0", "ü"];

@@ -1,7 +1,7 @@
 //! Connections beyond `max_connections`, which are reserved for probes.
 //!
-//! Where all of them are taken, the one that has waited longest for its client makes room for the next
-//! client: one that connects and says nothing keeps no other out. What a client has sent is read
+//! If all of them are taken, the one that has waited longest for its client makes room for the next
+//! client: a silent client keeps no other out. What a client has sent is read
 //! before its connection is closed, so that a probe is answered however many others come.
 
 use std::collections::VecDeque;
@@ -59,7 +59,7 @@ impl Reserve {
         })
     }
 
-    /// A place, for which another connection is closed where there is none.
+    /// Takes a place; if all are taken, another connection is closed for it.
     pub(super) async fn place(self: &Arc<Self>) -> ReservedPlace {
         let permit = loop {
             if let Ok(permit) = Arc::clone(&self.places).try_acquire_owned() {
@@ -100,16 +100,16 @@ mod tests {
     use crate::http::edge::server::timing::OpenRequest;
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_longest_makes_room_and_who_is_answered_last() {
+    async fn the_connection_that_has_waited_longest_makes_room_first() {
         let reserve = Reserve::new();
         let mut places = Vec::new();
         for _ in 0..RESERVE {
             places.push(reserve.place().await);
         }
         let answered = OpenRequest::new(&places[0].eviction.timing);
-        let (told, next) = (Arc::clone(&places[1].eviction), Arc::clone(&reserve));
+        let (evicted, next) = (Arc::clone(&places[1].eviction), Arc::clone(&reserve));
         let next = tokio::spawn(async move { next.place().await });
-        told.when_idle.cancelled().await;
+        evicted.when_idle.cancelled().await;
         drop(places.remove(1));
         places.push(next.await.unwrap());
         assert!(!places[0].eviction.when_idle.is_cancelled());

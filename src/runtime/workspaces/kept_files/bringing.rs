@@ -1,7 +1,7 @@
-//! Bringing what others have changed into the directory of a workspace.
+//! Downloads the changes of other replicas into the directory of a workspace.
 //!
-//! A file is complete before it gets into its place. While a call is changing files here, nothing is
-//! brought: what a call changes of something that others have changed is refused when it is to be kept.
+//! A file is complete before it gets its path. Nothing is downloaded while a call changes files here.
+//! If the call changes a path that another replica has changed, its change is refused when it is stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::directory_locks::ExclusiveLock;
 use super::{
-    FIRST_PAUSE, Failure, KeptFiles, Known, WorkspaceDir, contains, has_beneath, is_layout,
+    FIRST_PAUSE, Failure, KeptFiles, Known, WorkspaceDir, contains, has_beneath, is_path_conflict,
     known_beneath,
 };
 use crate::objects::ObjectsError;
@@ -26,37 +26,37 @@ use crate::tools::layout::{self, Found};
 use crate::tools::staged::Staged;
 use crate::tools::workspace::directories_of;
 
-/// Files that are brought at the same time for one workspace.
+/// Files that are downloaded at the same time for one workspace.
 const AT_ONCE: usize = 8;
 
-/// How long bringing waits for changes that are under way.
+/// How long a download waits for changes in progress.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// A file that has no place yet.
-struct Brought {
+/// A downloaded file that does not have its path yet.
+struct Downloaded {
     staged: Staged,
     file: std::fs::File,
 }
 
 impl WorkspaceDir {
-    /// Brings what others have changed, and undoes what is not kept.
+    /// Downloads the changes of other replicas, and undoes changes that were not stored.
     pub(super) async fn refresh(&self) -> Result<(), NotKept> {
         *self.used.lock() = Instant::now();
         let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
         let (mut exclusive, mut is_cleared) = (None, false);
         loop {
-            let mut turn = self.turn.lock().await;
-            match self.bring(&mut turn, exclusive.as_ref()).await {
+            let mut synced = self.synced.lock().await;
+            match self.download(&mut synced, exclusive.as_ref()).await {
                 Ok(()) => return Ok(()),
-                // Something is in the way that is not known here.
-                Err(Failure::Io(error)) if is_layout(&error) && !is_cleared => {
-                    tracing::debug!(%error, "workspace files are in the way of what is brought");
+                // An unknown file is in the way.
+                Err(Failure::Io(error)) if is_path_conflict(&error) && !is_cleared => {
+                    tracing::debug!(%error, "workspace files are in the way of a download");
                     is_cleared = true;
                     self.is_tainted.store(true, Ordering::SeqCst);
                 }
                 Err(Failure::NotAlone) => {
-                    let is_complete = turn.is_some();
-                    drop(turn); // those that are waited for need it
+                    let is_complete = synced.is_some();
+                    drop(synced); // the changes in progress need the lock
                     exclusive = self.tenant.locks.lock_exclusively(&self.directory, MAX_WAIT).await;
                     if exclusive.is_none() && is_complete {
                         return Ok(());
@@ -72,36 +72,36 @@ impl WorkspaceDir {
         }
     }
 
-    /// The same once.
-    pub(super) async fn bring(
+    /// One try of [`WorkspaceDir::refresh`].
+    pub(super) async fn download(
         &self,
-        turn: &mut Option<i64>,
+        synced: &mut Option<i64>,
         exclusive: Option<&ExclusiveLock<'_>>,
     ) -> Result<(), Failure> {
         let (kept, tenant) = (&self.kept, &self.tenant);
         if self.is_stale.swap(false, Ordering::SeqCst) {
-            *turn = None;
+            *synced = None;
         }
         let version = kept.store.files_version(&tenant.name).await?;
-        let undoes = self.is_tainted.load(Ordering::SeqCst);
-        let behind: BTreeSet<String> = self.behind.lock().clone();
-        if *turn == Some(version) && behind.is_empty() && !undoes {
+        let is_tainted = self.is_tainted.load(Ordering::SeqCst);
+        let outdated: BTreeSet<String> = self.outdated.lock().clone();
+        if *synced == Some(version) && outdated.is_empty() && !is_tainted {
             return Ok(());
         }
-        if exclusive.is_none() && (undoes || !behind.is_empty()) {
+        if exclusive.is_none() && (is_tainted || !outdated.is_empty()) {
             return Err(Failure::NotAlone);
         }
-        let changed = kept.store.files_since(&tenant.name, &self.directory, *turn).await?;
+        let changed = kept.store.files_since(&tenant.name, &self.directory, *synced).await?;
         let mut due: BTreeMap<String, KeptPath> =
             changed.paths.into_iter().map(|path| (path.path.clone(), path)).collect();
         if changed.is_all {
-            // What is known here and kept no more.
+            // Paths that are known here and no longer stored.
             for path in known_beneath(&tenant.known.lock(), &self.directory) {
                 due.entry(path).or_insert_with_key(|path| gone(path));
             }
         }
-        if !behind.is_empty() {
-            let paths: Vec<String> = behind.iter().cloned().collect();
+        if !outdated.is_empty() {
+            let paths: Vec<String> = outdated.iter().cloned().collect();
             let found = kept.store.files_at(&tenant.name, &paths).await?;
             for path in paths {
                 due.insert(path.clone(), gone(&path));
@@ -109,7 +109,7 @@ impl WorkspaceDir {
             due.extend(found.into_iter().map(|path| (path.path.clone(), path)));
         }
         let mut undone = BTreeSet::new();
-        if undoes {
+        if is_tainted {
             undone = self.not_kept().await?;
             let known = tenant.known.lock();
             for path in &undone {
@@ -125,13 +125,13 @@ impl WorkspaceDir {
             }
         }
         self.delete_shadowed(&due).await?;
-        let forced: BTreeSet<String> = undone.union(&behind).cloned().collect();
-        let has_changed = self.bring_all(due, &forced, exclusive).await?;
-        if undoes {
-            self.is_tainted.store(false, Ordering::SeqCst); // nothing is changed beside this
+        let forced: BTreeSet<String> = undone.union(&outdated).cloned().collect();
+        let has_changed = self.download_all(due, &forced, exclusive).await?;
+        if is_tainted {
+            self.is_tainted.store(false, Ordering::SeqCst); // the exclusive lock is held
         }
-        self.behind.lock().retain(|path| !behind.contains(path));
-        *turn = Some(changed.version);
+        self.outdated.lock().retain(|path| !outdated.contains(path));
+        *synced = Some(changed.version);
         if has_changed {
             let (kept, tenant) = (Arc::clone(kept), tenant.name.clone());
             let directory = self.directory.clone();
@@ -140,8 +140,8 @@ impl WorkspaceDir {
         Ok(())
     }
 
-    /// Files that lie beneath other files, which no directory can hold: they are deleted, so that the
-    /// others can be brought.
+    /// Deletes files whose path leads through another file, which no directory can hold, so that the
+    /// others can be downloaded.
     async fn delete_shadowed(&self, due: &BTreeMap<String, KeptPath>) -> Result<(), Failure> {
         let tenant = &self.tenant;
         let shadowed = shadowed(&tenant.known.lock(), due, &self.directory);
@@ -155,7 +155,7 @@ impl WorkspaceDir {
         Err(Failure::Overtaken("files lay beneath other files".to_owned()))
     }
 
-    /// Paths that are not as they are kept.
+    /// Paths whose files here differ from the stored ones.
     async fn not_kept(&self) -> Result<BTreeSet<String>, Failure> {
         let directory = self.kept.directory_of(&self.tenant.name)?;
         let (tenant, beneath) = (Arc::clone(&self.tenant), self.directory.clone());
@@ -190,8 +190,8 @@ impl WorkspaceDir {
         Ok(tokio::task::spawn_blocking(look).await.map_err(io::Error::other)??)
     }
 
-    /// Brings paths, the forced ones in any case; whether anything was changed.
-    async fn bring_all(
+    /// Downloads paths, the forced ones even if they seem current; whether anything was changed.
+    async fn download_all(
         &self,
         due: BTreeMap<String, KeptPath>,
         forced: &BTreeSet<String>,
@@ -234,7 +234,7 @@ impl WorkspaceDir {
             }
         });
         let mut brought: Vec<_> = brought.buffer_unordered(AT_ONCE).try_collect().await?;
-        // What goes makes room first; what lies above comes before what lies in it.
+        // Deletions come first, to make room; directories come before what they contain.
         brought.sort_by(|(one, _), (other, _)| {
             let order = |path: &KeptPath| (path.content.is_some(), path.path.clone());
             order(one).cmp(&order(other))
@@ -263,8 +263,8 @@ impl WorkspaceDir {
 }
 
 impl KeptFiles {
-    /// A content from the object store, in a file that has no place yet.
-    async fn fetched(&self, directory: Workspace, kept: &KeptFile) -> Result<Brought, Failure> {
+    /// Downloads a content into a file that does not have its path yet.
+    async fn fetched(&self, directory: Workspace, kept: &KeptFile) -> Result<Downloaded, Failure> {
         let _place = self.transfers.acquire().await;
         let stage = tokio::task::spawn_blocking(move || layout::stage(&directory));
         let (staged, file) = stage.await.map_err(io::Error::other)??;
@@ -281,7 +281,7 @@ impl KeptFiles {
             let message = format!("the object {} is not what was kept", kept.object);
             return Err(ObjectsError::Unavailable(message).into());
         }
-        Ok(Brought { staged, file })
+        Ok(Downloaded { staged, file })
     }
 
     fn remeasure(&self, tenant: &str, directory: &str) {
@@ -294,7 +294,7 @@ impl KeptFiles {
 }
 
 impl Known {
-    /// Whether it is what is there.
+    /// Whether the directory holds this version of the path.
     pub(super) fn is_here(&self, found: &Found) -> bool {
         match (&self.content, found) {
             (KeptContent::File(file), Found::File(found)) => {
@@ -307,8 +307,8 @@ impl Known {
     }
 }
 
-/// Removes the directories above paths that are gone which are not kept themselves and in which nothing
-/// is any more, as far as the directory of the workspace.
+/// Removes the empty directories above deleted paths, up to the directory of the workspace. Directories that
+/// are stored themselves stay.
 fn remove_emptied(
     tenant: &Workspace,
     workspace: &str,
@@ -316,7 +316,7 @@ fn remove_emptied(
     removed: &[String],
 ) {
     let above: BTreeSet<&str> = removed.iter().flat_map(|path| directories_of(path)).collect();
-    // What lies in another one comes first.
+    // Inner directories come first.
     for directory in above.into_iter().rev() {
         let is_inside = contains(workspace, directory) && directory != workspace;
         if !is_inside || known.contains_key(directory) || has_beneath(known, directory) {
@@ -328,7 +328,7 @@ fn remove_emptied(
     }
 }
 
-/// The paths of a workspace that would lie beneath a file or a link of it.
+/// The paths of a workspace that lead through a file or a link of it.
 fn shadowed(
     known: &BTreeMap<String, Known>,
     due: &BTreeMap<String, KeptPath>,
@@ -357,18 +357,18 @@ fn gone(path: &str) -> KeptPath {
     KeptPath { path: path.to_owned(), version: 0, content: None }
 }
 
-/// Puts what was brought in its place.
+/// Gives a downloaded file its path.
 fn placed(
     directory: &Workspace,
     path: &KeptPath,
-    file: Option<&Brought>,
+    file: Option<&Downloaded>,
 ) -> io::Result<Option<Known>> {
     let stamp = match (&path.content, file) {
         (None, _) => {
             layout::remove(directory, &path.path)?;
             return Ok(None);
         }
-        (Some(KeptContent::File(kept)), Some(Brought { staged, file })) => {
+        (Some(KeptContent::File(kept)), Some(Downloaded { staged, file })) => {
             let how = (kept.mode, kept.modified_ns);
             Some(layout::place(directory, &path.path, (staged, file), how)?)
         }

@@ -1,5 +1,5 @@
-//! What is not needed any more: contents that no path has, what is known of deletions, and copies that
-//! have not been used for a while.
+//! Garbage collection: contents without a path, tombstones of deleted paths, and copies that have not been used
+//! for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,13 +13,13 @@ use super::{KeptFiles, Tenant, contains, known_beneath};
 use crate::store::StoreError;
 use crate::tools::Workspace;
 
-/// The pause before the first look, so that a service that is often started looks too.
+/// The pause before the first collection; short, so that a service that is often restarted collects, too.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
-/// The pause between two looks.
+/// The pause between two collections.
 const POLL_INTERVAL: Duration = Duration::from_mins(1);
-/// Contents that are deleted at once.
+/// Contents that are deleted at a time.
 const BATCH: u32 = 100;
-/// How long a content is kept that no path has. A replica that has begun to put one has given up before.
+/// How long a content without a path is kept: longer than an upload in progress can take.
 const GRACE: TimeDelta = TimeDelta::hours(2);
 /// How long unused copies are kept.
 const IDLE: Duration = Duration::from_mins(10);
@@ -77,7 +77,7 @@ impl KeptFiles {
         self.store.purge_deleted_files(before).await
     }
 
-    /// Takes copies out of their places that have not been used for a while.
+    /// Removes copies that have not been used for a while.
     fn forget_idle(&self) {
         let tenants: Vec<Arc<Tenant>> = self.tenants.lock().values().cloned().collect();
         for tenant in tenants {
@@ -106,14 +106,14 @@ impl KeptFiles {
         }
     }
 
-    /// Takes the copies of a directory out of its place, since it is being deleted; whether there are any.
+    /// Removes the copies of a directory that is being deleted; whether there were any.
     pub(in crate::runtime) fn drop_directory(&self, name: &str, directory: &str) -> bool {
         let tenant = self.tenants.lock().get(name).cloned();
         let Some(tenant) = tenant else { return false };
         let placing = tenant.placing.lock();
         let scopes = tenant.scopes.lock();
         let is_dropped = self.drop_copies(&tenant, directory, &placing);
-        // Where the deletion is not committed, they are brought again.
+        // If the deletion is not committed, they are downloaded again.
         scopes.values().filter(|scope| scope.overlaps(directory)).for_each(|scope| {
             scope.is_stale.store(true, Ordering::SeqCst);
         });

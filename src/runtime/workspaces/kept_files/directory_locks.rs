@@ -1,8 +1,8 @@
-//! Who may change the files of a directory: any number of calls, or one task that brings what others have changed.
+//! Locks of directories: shared by any number of calls that change files, exclusive for one download.
 //!
-//! A call that changes files is counted from before its first change until what it changed is kept, so
-//! that no change is written over unnoticed in between. Who brings waits for those that are
-//! under way and holds back new ones. Directories that lie in one another are one.
+//! A call holds its lock from before its first change until its changes are stored, so that no download
+//! overwrites a change unnoticed. A download waits for the calls in progress and holds back new ones. A
+//! lock of a directory is also one of all directories in it.
 
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ pub(super) struct DirectoryLocks {
 #[derive(Debug, Default)]
 struct Held {
     changing: Vec<String>,
-    bringing: Vec<String>,
+    downloading: Vec<String>,
 }
 
-/// While it is there, nothing else changes the directory.
+/// Guard: as long as it lives, nothing else changes the directory.
 pub(super) struct ExclusiveLock<'l> {
     locks: &'l DirectoryLocks,
     directory: String,
@@ -41,13 +41,13 @@ fn take_out(entries: &mut Vec<String>, directory: &str) {
 }
 
 impl DirectoryLocks {
-    /// Begins a change, once nothing is being brought.
+    /// Begins a change, once no download is in progress.
     pub(super) async fn lock_shared(&self, directory: &str) {
         loop {
             let changed = self.changed.notified();
             {
                 let mut held = self.held.lock();
-                if !overlaps(&held.bringing, directory) {
+                if !overlaps(&held.downloading, directory) {
                     held.changing.push(directory.to_owned());
                     return;
                 }
@@ -56,19 +56,19 @@ impl DirectoryLocks {
         }
     }
 
-    /// A change has ended.
+    /// Ends a change.
     pub(super) fn unlock_shared(&self, directory: &str) {
         take_out(&mut self.held.lock().changing, directory);
         self.changed.notify_waiters();
     }
 
-    /// Waits until no change is under way; `None` where that takes too long.
+    /// Waits until no change is in progress; `None` if that takes too long.
     pub(super) async fn lock_exclusively(
         &self,
         directory: &str,
         patience: Duration,
     ) -> Option<ExclusiveLock<'_>> {
-        self.held.lock().bringing.push(directory.to_owned());
+        self.held.lock().downloading.push(directory.to_owned());
         let lock = ExclusiveLock { locks: self, directory: directory.to_owned() };
         let empty = async {
             loop {
@@ -85,7 +85,7 @@ impl DirectoryLocks {
 
 impl Drop for ExclusiveLock<'_> {
     fn drop(&mut self) {
-        take_out(&mut self.locks.held.lock().bringing, &self.directory);
+        take_out(&mut self.locks.held.lock().downloading, &self.directory);
         self.locks.changed.notify_waiters();
     }
 }
@@ -97,7 +97,7 @@ mod tests {
     const LONG: Duration = Duration::from_hours(1);
 
     #[tokio::test(start_paused = true)]
-    async fn who_brings_is_alone_in_directories_that_lie_in_one_another() {
+    async fn a_download_excludes_changes_in_nested_directories() {
         let locks = DirectoryLocks::default();
         locks.lock_shared("a/b").await;
         assert!(locks.lock_exclusively("a", LONG).await.is_none());

@@ -1,5 +1,5 @@
-//! Keeping what a call, or a caller, has changed: contents first, then the paths that have them, under the
-//! fence of the run.
+//! Stores what a call, or a caller, has changed: contents in the object store first, then their paths in the
+//! database, under the fence of the run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -24,12 +24,12 @@ use crate::tools::Workspace;
 use crate::tools::keeping::{NotKept, Touched};
 use crate::tools::layout::{self, Found, FoundFile, Stamp};
 
-/// Files that are put at the same time for one workspace.
+/// Files that are uploaded at the same time for one workspace.
 const AT_ONCE: usize = 4;
-/// How often a file is read again that changes while it is read.
+/// How often a file is read that changes while it is read.
 const TRIES: usize = 5;
 
-/// A path that may have changed since this version of it.
+/// A path that may have changed, with the version that its change is based on.
 struct Changed {
     path: String,
     base: i64,
@@ -38,19 +38,19 @@ struct Changed {
 /// A path that is to be written, with the stamp of its file.
 type Written = (PathWrite, Option<Stamp>);
 
-/// A path with something that cannot be kept, such as a socket.
+/// A path with something that cannot be stored, such as a socket.
 struct Unkeepable(String);
 
 impl WorkspaceDir {
-    /// Keeps what was changed; the paths that others have changed in the meantime, of which the change here is
-    /// undone, and those that cannot be kept.
+    /// Stores changes. Returns the paths that other replicas have changed in the meantime, whose changes here
+    /// are undone, and the paths that cannot be stored.
     pub(super) async fn keep(&self, by: Writer, touched: Touched) -> Result<Vec<String>, NotKept> {
-        let mut turn = self.turn.lock().await;
+        let mut synced = self.synced.lock().await;
         *self.used.lock() = Instant::now();
         let (since, mut pause) = (Instant::now(), FIRST_PAUSE);
         let id = Uuid::new_v4();
         loop {
-            match self.try_to_keep(&mut turn, by, id, &touched).await {
+            match self.try_to_keep(&mut synced, by, id, &touched).await {
                 Ok(refused) => return Ok(refused),
                 Err(Failure::Fenced) => return Err(NotKept::Fenced),
                 Err(Failure::Orphaned) => return Err(NotKept::Orphaned),
@@ -62,7 +62,7 @@ impl WorkspaceDir {
 
     async fn try_to_keep(
         &self,
-        turn: &mut Option<i64>,
+        synced: &mut Option<i64>,
         by: Writer,
         id: Uuid,
         touched: &Touched,
@@ -120,7 +120,7 @@ impl WorkspaceDir {
             let mut known = tenant.known.lock();
             for write in writes {
                 if others.contains(&write.path) {
-                    // Another workspace of this replica in which this one lies may have kept it.
+                    // A workspace of this replica that contains this one may have stored it.
                     let here = known.get(&write.path).map_or(0, |known| known.version);
                     overtaken_here |= here != write.base;
                     continue;
@@ -133,21 +133,21 @@ impl WorkspaceDir {
             }
         }
         drop(noting);
-        if *turn == Some(version - 1) {
-            *turn = Some(version);
+        if *synced == Some(version - 1) {
+            *synced = Some(version);
         }
         if overtaken_here {
             return Err(Failure::Overtaken("files were kept at the same time".to_owned()));
         }
         if !others.is_empty() {
             refused.extend(others.iter().map(shown));
-            // No change of these is kept before they are brought, which waits for those under way.
-            self.behind.lock().extend(others);
+            // They are downloaded, after the changes in progress, before a change of them can be stored.
+            self.outdated.lock().extend(others);
         }
         Ok(refused)
     }
 
-    /// Whether that is how it is kept already, of which note is taken.
+    /// Whether the path is already stored like this; then its stamp is updated.
     fn is_known(&self, write: &PathWrite, stamp: Option<Stamp>) -> bool {
         let mut known = self.tenant.known.lock();
         match (known.get_mut(&write.path), &write.content) {
@@ -160,7 +160,7 @@ impl WorkspaceDir {
         }
     }
 
-    /// What of what was touched may have changed.
+    /// The touched paths that may have changed.
     async fn changed(
         &self,
         directory: Workspace,
@@ -190,7 +190,7 @@ impl WorkspaceDir {
             let mut changed = Vec::new();
             for path in paths {
                 let known = tenant.known.lock().get(&path).cloned();
-                // Changes that were not reported show in the stamp.
+                // The stamp shows changes that were not reported.
                 let is_told = touched.is_all || touched.paths.contains(&path);
                 if !is_told
                     && let Some(known) = &known
@@ -208,7 +208,7 @@ impl WorkspaceDir {
 }
 
 impl KeptFiles {
-    /// A path with its content, which is in the object store then. Its file is open as long as it is put.
+    /// Uploads the content of a path. Its file is open during the upload.
     async fn written(
         &self,
         tenant: &str,
@@ -231,7 +231,7 @@ impl KeptFiles {
         Ok(Ok((PathWrite { path, base, content }, stamp)))
     }
 
-    /// Puts the content of a file, unless it is there: its name, hash and size.
+    /// Uploads the content of a file, unless the object store has it; its name, hash and size.
     async fn put(&self, tenant: &str, file: Arc<File>) -> Result<(String, String, u64), Failure> {
         let _place = self.transfers.acquire().await;
         for _ in 0..TRIES {
@@ -273,7 +273,7 @@ impl KeptFiles {
         }
     }
 
-    /// Puts a file part by part; whether it still had the content of that hash.
+    /// Uploads a file part by part; whether its content still had that hash.
     async fn put_large(&self, object: &str, file: &Arc<File>, hash: &str) -> Result<bool, Failure> {
         self.is_mounted().await?;
         let mut parts = self.objects.put_parts(object).await?;

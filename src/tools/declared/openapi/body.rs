@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Arguments, Document, Found, Walk, describe};
+use crate::tools::characters::bare_type;
 use crate::tools::declared::file::BodyFormat;
 use crate::tools::declared::form;
 
@@ -60,8 +61,7 @@ impl Document {
 /// The media type in which a body is sent, and what is said of it: JSON before a form.
 fn chosen(contents: &Map<String, Value>) -> Option<(&str, &Value, BodyFormat)> {
     let of = |format, is_meant: fn(&str) -> bool| {
-        let bare = |kind: &str| kind.split(';').next().unwrap_or_default().trim().to_lowercase();
-        let found = contents.iter().find(|(kind, _)| is_meant(&bare(kind)));
+        let found = contents.iter().find(|(kind, _)| is_meant(&bare_type(kind)));
         found.map(|(kind, content)| (kind.as_str(), content, format))
     };
     of(BodyFormat::Json, |kind| kind == "application/json" || kind.ends_with("+json"))

@@ -188,19 +188,10 @@ pub async fn blocking<T: Send + 'static>(
         Some(payer) => payer.run_charged(caught),
         None => caught(),
     };
-    let Some(share) = over else {
-        return result(tokio::task::spawn_blocking(paid).await.ok());
-    };
-    let (answer, done) = oneshot::channel();
-    let handle = Handle::current();
-    lane::push(
-        share,
-        Box::new(move || {
-            let _entered = handle.enter();
-            let _ = answer.send(paid()); // the receiver may be gone
-        }),
-    );
-    result(done.await.ok())
+    match over {
+        Some(share) => in_lane(share, paid).await,
+        None => result(tokio::task::spawn_blocking(paid).await.ok()),
+    }
 }
 
 /// Waits for work that a thread of a library does, such as a query of the embedded database, and charges the time that
@@ -219,17 +210,28 @@ pub async fn charged<T: Send + 'static>(
         payer.charge(took);
         return Ok(done);
     };
+    let waiting = move || {
+        let done = catch_unwind(AssertUnwindSafe(|| Handle::current().block_on(work)));
+        done.map(|(done, took)| {
+            payer.charge(took);
+            done
+        })
+    };
+    in_lane(share, waiting).await
+}
+
+/// Does a job on a thread of the lane.
+async fn in_lane<T: Send + 'static>(
+    share: Arc<Share>,
+    job: impl FnOnce() -> thread::Result<T> + Send + 'static,
+) -> Result<T, Failed> {
     let (answer, done) = oneshot::channel();
     let handle = Handle::current();
     lane::push(
         share,
         Box::new(move || {
-            let done = catch_unwind(AssertUnwindSafe(|| handle.block_on(work)));
-            let done = done.map(|(done, took)| {
-                payer.charge(took);
-                done
-            });
-            let _ = answer.send(done); // the receiver may be gone
+            let _entered = handle.enter();
+            let _ = answer.send(job()); // the receiver may be gone
         }),
     );
     result(done.await.ok())

@@ -115,38 +115,43 @@ fn hashes_of(file: Option<&Path>, tools: &Path) -> BTreeMap<String, u64> {
     if let Some(file) = file {
         let name = file.file_name().unwrap_or(file.as_os_str());
         let name = name.to_string_lossy().into_owned();
-        seen.extend(hash_of(file, None).map(|hash| (name, hash)));
+        seen.extend(hash_of(file).map(|hash| (name, hash)));
     }
     for entry in tools.read_dir().into_iter().flatten().flatten() {
         let path = entry.path();
         let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
         if is_yaml {
             let name = format!("{TOOLS}{}", entry.file_name().to_string_lossy());
-            seen.extend(hash_of(&path, document_of(&path)).map(|hash| (name, hash)));
+            seen.extend(hash_of(&path).map(|hash| (name, hash)));
         }
     }
     seen
 }
 
-/// The hash of a file and of the one that it names; `None` if the file does not exist.
-fn hash_of(path: &Path, named: Option<PathBuf>) -> Option<u64> {
-    path.metadata().ok()?;
+/// The hash of a file and of the description of an API that it imports from; `None` if the file does not exist.
+fn hash_of(path: &Path) -> Option<u64> {
     let mut hasher = DefaultHasher::new();
-    for path in std::iter::once(path.to_owned()).chain(named) {
-        let Ok(meta) = path.metadata() else { continue };
-        meta.len().hash(&mut hasher);
-        if meta.is_file() && meta.len() <= MAX_READ {
-            std::fs::read(path).unwrap_or_default().hash(&mut hasher);
-        }
+    let content = hash_file(path, &mut hasher)?;
+    if let Some(document) = document_of(path, &content) {
+        hash_file(&document, &mut hasher);
     }
     Some(hasher.finish())
 }
 
+/// Adds a file to the hash. The content is empty where the file is too large to be read.
+fn hash_file(path: &Path, hasher: &mut DefaultHasher) -> Option<Vec<u8>> {
+    let meta = path.metadata().ok()?;
+    meta.len().hash(hasher);
+    let is_read = meta.is_file() && meta.len() <= MAX_READ;
+    let content = if is_read { std::fs::read(path).unwrap_or_default() } else { Vec::new() };
+    content.hash(hasher);
+    Some(content)
+}
+
 /// The description of an API that a file of tools imports from.
-fn document_of(path: &Path) -> Option<PathBuf> {
-    path.metadata().ok().filter(|meta| meta.is_file() && meta.len() <= MAX_READ)?;
-    let text = std::fs::read_to_string(path).ok().filter(|text| text.contains("openapi"))?;
-    let tools: Value = yaml::read(&text).ok()?;
+fn document_of(path: &Path, content: &[u8]) -> Option<PathBuf> {
+    let text = str::from_utf8(content).ok().filter(|text| text.contains("openapi"))?;
+    let tools: Value = yaml::read(text).ok()?;
     Some(path.parent()?.join(tools.pointer("/openapi/file")?.as_str()?))
 }
 

@@ -22,8 +22,10 @@ COPY scenarios scenarios
 COPY skills skills
 # The image has Python and a shell, and no Node.js: of the tools that are programs that one is left out.
 COPY tools/files.yaml tools/largest_files.sh tools/text.yaml tools/word_count.py tools/
-# All that the service writes. Volumes begin with the owner of the directory that they are mounted on.
-RUN mkdir data workspace && chown root:root . && chown toolloop data workspace && chmod 700 data workspace
+# All that the service writes. Volumes begin with the directories, and their owners, that they are mounted on: without
+# `default`, Docker makes it as root where a directory is mounted in it.
+RUN mkdir -p data workspace/default && chown root:root . \
+    && chown toolloop data workspace workspace/default && chmod 700 data workspace workspace/default
 USER toolloop
 ENV TOOLLOOP_SERVER__LISTEN=0.0.0.0:8080 \
     DATABASE_URL=sqlite:///home/toolloop/data/toolloop.db

@@ -97,15 +97,15 @@ pub async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
     Ok(store::open_with_lists(url, max, pooler, read_url).await?)
 }
 
-/// From now on, files and directories that this process makes are its user's alone: the database,
-/// its write-ahead log, the workspaces.
+/// Sets the umask so that new files and directories of this process, such as the database and the workspaces, are
+/// accessible to its user only.
 fn keep_files_private() {
     let own = rustix::process::umask(rustix::fs::Mode::from_bits_retain(0o077));
-    // Never less than what the operator has set.
+    // Keep the bits that the operator has set.
     let _ = rustix::process::umask(own | rustix::fs::Mode::from_bits_retain(0o077));
 }
 
-/// Serves until SIGTERM or SIGINT, then drains.
+/// Serves until SIGTERM or SIGINT, then drains; another SIGINT ends the grace of the drain.
 ///
 /// # Errors
 /// The service cannot start.
@@ -116,7 +116,7 @@ pub async fn serve(config: Config, flags: Flags) -> Result<(), AppError> {
     let read = restart::StartupFiles::of(&config, flags);
     let parts = Parts::assemble(&config).await?;
     let listener = listen(config.server.listen)?;
-    let signals = Signals::listen()?;
+    let mut signals = Signals::listen()?;
     parts.join(&config).await?;
     let first_key = match config.auth.mode {
         AuthMode::ApiKey | AuthMode::Jwt => {
@@ -154,7 +154,11 @@ pub async fn serve(config: Config, flags: Flags) -> Result<(), AppError> {
         async move {
             signals.first().await;
             tracing::info!("draining: no new runs are accepted, waiting for those in progress");
-            runtime.drain(grace).await; // other requests are still served in the meantime
+            // Other requests are still served in the meantime.
+            tokio::select! {
+                () = runtime.drain(grace) => {}
+                _ = signals.interrupt.recv() => runtime.drain(Duration::ZERO).await,
+            }
             drained.cancel();
         }
     };
@@ -196,8 +200,8 @@ pub struct Local {
     config: Config,
 }
 
-/// The service for callers in this process. It executes only the runs that they start, and what these
-/// start, and none of others: it has no workers.
+/// The service for callers in this process. It has no workers, so it executes only runs that these callers start, and
+/// their child runs.
 ///
 /// # Errors
 /// The store cannot be opened, or a model provider cannot be set up.
@@ -210,7 +214,7 @@ pub async fn local(mut config: Config, tenant: &str) -> Result<Local, AppError> 
 }
 
 impl AppError {
-    /// Whether the configuration is at fault, and not what it is used on.
+    /// Whether the configuration is at fault.
     pub fn is_of_configuration(&self) -> bool {
         matches!(
             self,
@@ -226,17 +230,17 @@ impl Local {
         self.router.clone()
     }
 
-    /// Whether this process alone has the database while it runs.
+    /// Whether this process has exclusive access to the database.
     pub fn is_alone(&self) -> bool {
         self.parts.store.kind() == "sqlite"
     }
 
-    /// Starts what runs are made of, without executing any.
+    /// Starts the servers of tools, without executing runs.
     pub async fn prepare(&self) {
         self.parts.prepare(&self.config).await;
     }
 
-    /// The same, and registers this process as a replica, so that it can execute runs.
+    /// Like [`Local::prepare`]; also registers this process as a replica, so that it can execute runs.
     ///
     /// # Errors
     /// The store is unreachable.
@@ -259,8 +263,7 @@ pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
     Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools::loaded_anew(config)))
 }
 
-/// What cases of a definition's policy are put before. Variables that are not set are added to
-/// `unset`.
+/// A bench that judges policy cases of a definition. Variables that are not set are added to `unset`.
 ///
 /// # Errors
 /// What is wrong with the definition.
@@ -273,7 +276,7 @@ pub fn policy_bench(
     PolicyBench::new(&tools.registry, tools.skills(), definition)
 }
 
-/// What there is once it is loaded; metrics begin before.
+/// The catalogue and the registry, once they are loaded; metrics start earlier.
 type Loaded = OnceLock<(Weak<Catalogue>, Weak<Registry>)>;
 
 /// The service without its listener.
@@ -296,7 +299,7 @@ impl Parts {
         let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
         let store = open_store(config).await?;
         let sandbox = sandbox(config);
-        sandbox.kernel().await; // so that models and callers are told what it confines
+        sandbox.kernel().await; // models and callers are told what it confines
         let recollection = runtime::recollection(Arc::clone(&store));
         let tools = tools::configured(config, recollection, sandbox);
         let catalogue = Arc::new(tools::load_agents(config, &router, &tools));
@@ -388,15 +391,15 @@ impl Parts {
         http::router(state, settings)
     }
 
-    /// Logs what is wrong with definitions and settings, which commands that are about no run need not
-    /// know, and starts the servers of tools.
+    /// Logs warnings about definitions and settings, which commands without runs do not need, and starts the servers of
+    /// tools.
     async fn prepare(&self, config: &Config) {
         self.warnings.log(config, &self.catalogue);
         tools::start_servers(&self.registry).await;
     }
 
-    /// The same, and registers this process as a replica. With PostgreSQL, heartbeats have a connection
-    /// of their own, so that a busy pool does not cost the lease; SQLite is used by this process alone.
+    /// Like [`Parts::prepare`]; also registers this process as a replica. With PostgreSQL, heartbeats have a connection
+    /// of their own, so that the lease is not lost because the pool is busy. SQLite is used by this process only.
     async fn join(&self, config: &Config) -> Result<(), AppError> {
         self.prepare(config).await;
         let database = &config.database;
@@ -418,7 +421,7 @@ impl Parts {
 fn workspaces(config: &Config) -> Result<WorkspaceSettings, AppError> {
     let section = &config.tools.workspace;
     let sharing = match &config.objects {
-        Some(place) => Sharing::Objects(objects(place)?),
+        Some(settings) => Sharing::Objects(objects(settings)?),
         None if section.store == WorkspaceStore::Shared => Sharing::Volume,
         None => Sharing::None,
     };
@@ -437,7 +440,7 @@ fn workspaces(config: &Config) -> Result<WorkspaceSettings, AppError> {
     })
 }
 
-/// What one key may have open, so that something is left for the others.
+/// How many requests one key may have open, so that connections remain for other keys.
 fn requests_per_key(server: &config::Server) -> usize {
     let most = http::affordable_connections(server.max_connections);
     server.max_requests_per_key.min(most - most.div_ceil(5)).max(1)
@@ -474,7 +477,7 @@ fn named_models(config: &Config, loaded: &Arc<Loaded>) -> IsNamed {
     })
 }
 
-/// Whether a tool is one of the service's; callers bring along others, and models invent them.
+/// Whether a tool is one of the service's; other names come from callers and models.
 fn own_tools(loaded: &Arc<Loaded>) -> IsOwnTool {
     let loaded = Arc::clone(loaded);
     Box::new(move |name: &str| {
@@ -501,7 +504,7 @@ fn on_try(telemetry: &Arc<Telemetry>) -> OnTry {
     })
 }
 
-/// How often a key may do something, where it says nothing else.
+/// The default rate limit of keys.
 fn rate_limit(config: &Config) -> RateLimit {
     RateLimit {
         per_minute: config.governance.rate_limit_per_minute,
@@ -565,7 +568,7 @@ impl Signals {
         })
     }
 
-    async fn first(mut self) {
+    async fn first(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}

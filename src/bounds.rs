@@ -11,6 +11,7 @@ pub mod frames;
 pub mod glob;
 pub mod html;
 pub mod json;
+pub mod key_locks;
 pub mod memory;
 pub mod mistakes;
 pub mod name;

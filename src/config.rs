@@ -16,7 +16,7 @@ mod server;
 mod shell;
 mod sources;
 pub mod tables;
-mod unset;
+mod unset_variables;
 mod values;
 mod variables;
 mod web_fetch;
@@ -51,7 +51,7 @@ pub use shell::Shell;
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
 use tables::ModelPrice;
-pub use unset::{STAND_IN, UnsetVariables};
+pub use unset_variables::{SECRET_PLACEHOLDER, UnsetVariables};
 pub use values::parse_duration;
 use values::{count, duration, some_size};
 pub use variables::unknown_variable_message;
@@ -132,9 +132,9 @@ pub struct Database {
     #[serde(deserialize_with = "count::<1, 10_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 10_000>")]
     pub max_connections: u32,
-    /// Whether `url` is that of a pooler which gives a connection to each transaction anew.
+    /// Whether `url` is that of a pooler that assigns a connection to each transaction.
     pub transaction_pooler: bool,
-    /// Where lists are read: a standby of `url`. Empty: there too.
+    /// The standby of `url` from which lists are read; empty: lists are read from `url`.
     #[schemars(with = "String", regex(pattern = "^$|^(postgres://|postgresql://)."))]
     pub read_url: SecretString,
 }
@@ -338,15 +338,15 @@ impl Config {
         Self::read_with(flags, |_, _| UnsetVariables::new(), &[]).map(|(config, _)| config)
     }
 
-    /// The same, to be looked through and not to be worked with: something stands in for secrets
+    /// The same, only to be checked and not to be used: placeholders replace secrets
     /// whose environment variables are not set.
     pub fn read_without_secrets(flags: &Flags) -> Result<(Self, UnsetVariables), ConfigError> {
-        Self::read_with(flags, unset::stand_in, &[])
+        Self::read_with(flags, unset_variables::add_placeholders, &[])
     }
 
     fn read_with(
         flags: &Flags,
-        stand_in: StandIn,
+        add_placeholders: AddPlaceholders,
         left_out: &[String],
     ) -> Result<(Self, UnsetVariables), ConfigError> {
         let file = match &flags.config {
@@ -365,7 +365,7 @@ impl Config {
         let env = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         let (config, sources, unset) =
-            resolve(file.zip(text.as_deref()), env, flags, (stand_in, left_out))?;
+            resolve(file.zip(text.as_deref()), env, flags, (add_placeholders, left_out))?;
         let scenarios = config.models.iter().filter_map(|(name, model)| match model {
             Model::Scripted { dir } => Some((format!("models.{name}.dir"), dir)),
             Model::Server(_) => None,
@@ -412,14 +412,14 @@ pub fn schema() -> serde_json::Value {
     schema
 }
 
-/// What [`unset::stand_in`] does, or nothing.
-type StandIn = fn(&Settings, &mut HashMap<String, String>) -> UnsetVariables;
+/// [`unset_variables::add_placeholders`], or a function that adds none.
+type AddPlaceholders = fn(&Settings, &mut HashMap<String, String>) -> UnsetVariables;
 
 fn resolve(
     file: Option<(&Path, &str)>,
     env: impl Iterator<Item = (String, String)>,
     flags: &Flags,
-    (stand_in, left_out): (StandIn, &[String]),
+    (add_placeholders, left_out): (AddPlaceholders, &[String]),
 ) -> Result<(Config, Sources, UnsetVariables), ConfigError> {
     let mut sources = Sources::built_in(DEFAULT_TOML)?;
     sources.leave_out(left_out);
@@ -439,7 +439,7 @@ fn resolve(
     }
 
     let settings: Settings = sources.read()?;
-    let unset = stand_in(&settings, &mut env);
+    let unset = add_placeholders(&settings, &mut env);
     if settings.auth.mode == AuthMode::None && !settings.server.listen.ip().is_loopback() {
         let message = format!(
             "\"none\" is allowed only on loopback addresses, but server.listen is {}",

@@ -27,7 +27,7 @@ mod labels;
 mod models;
 mod progress;
 mod scan;
-mod served;
+mod served_form;
 mod totals;
 mod waiting;
 
@@ -40,12 +40,14 @@ pub use changes::{ChangeKind, FileChange, MAX_DIFF};
 pub use circumstances::{BudgetSpent, CallRate, Circumstances};
 pub use compaction::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 pub use delta::{ModelDelta, Piece};
-pub use input::{InputAction, InputAsked, InputGiven, InputRequest, InputResponse, InputResponses};
+pub use input::{
+    InputAction, InputAnswer, InputRequest, InputRequired, InputResponse, InputResponses,
+};
 pub use labels::{LabelCause, LabelsChanged};
 pub use models::{CallGiven, DecisionFailed, ModelInterrupted, ModelResponded, ModelRetried};
 pub use progress::ToolProgress;
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
-pub use served::stored;
+pub use served_form::stored;
 pub use waiting::{ApprovalBasis, Awaited, Resolution, Resolved, WaitKind};
 
 /// One journal entry, as stored, streamed and served.

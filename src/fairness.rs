@@ -1,15 +1,16 @@
 //! Processor time, fair between tenants.
 //!
-//! The requests and runs of a tenant are wrapped in [`Turns`], which measure the time of each poll ([`shares`]).
-//! While the processors are busy and several tenants are active, tasks of a tenant that takes more than its share
-//! are polled by a few separate threads, round-robin with other such tenants ([`lane`]). So the runtime's threads
-//! stay free for the other tenants. Nothing is refused, and a tenant that is alone can use all processors.
+//! Each request and each run of a tenant is wrapped in a [`FairTask`], which measures the time of each poll
+//! ([`shares`]). While the processors are busy and several tenants are active, tasks of a tenant that takes more than
+//! its share are polled by a few separate threads, round-robin with other such tenants ([`throttled_pool`]). So the
+//! threads of the runtime stay free for other tenants. Nothing is refused, and a tenant that is alone can use all
+//! processors.
 //!
 //! A task that holds a scarce resource, such as a database connection, is polled at once, even one of such a tenant:
 //! otherwise other tasks would wait for that resource ([`Hold`]).
 
-mod lane;
 mod shares;
+mod throttled_pool;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -58,8 +59,8 @@ impl CpuAccount {
         self.0.share.get_or_init(|| shares::of(tenant));
     }
 
-    /// Moves the task to the lane, if its tenant turns out to take more than its share.
-    pub async fn move_to_lane(&self) {
+    /// Moves the task to the throttled pool, if its tenant turns out to take more than its share.
+    pub async fn move_to_pool(&self) {
         let mut has_stepped = self.share_if_over().is_none();
         poll_fn(|context| {
             if mem::replace(&mut has_stepped, true) {
@@ -108,16 +109,11 @@ impl CpuAccount {
     }
 }
 
-/// Whether the current task belongs to a tenant that takes more than its share.
-pub fn is_over() -> bool {
-    CURRENT.with_borrow(|current| current.as_ref().is_some_and(|it| it.share_if_over().is_some()))
-}
-
 /// Guard: the task holds a scarce resource, and so is polled at once.
 #[derive(Debug)]
 pub struct Hold {
     payer: Option<CpuAccount>,
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Hold {
@@ -132,18 +128,18 @@ impl Hold {
         let payer = CpuAccount::current();
         let over =
             payer.as_ref().filter(|payer| payer.is_free()).and_then(CpuAccount::share_if_over);
-        let place = match over {
-            Some(share) => share.place().await,
+        let permit = match over {
+            Some(share) => share.permit().await,
             None => None,
         };
-        Self::of(payer, place)
+        Self::of(payer, permit)
     }
 
-    fn of(payer: Option<CpuAccount>, place: Option<OwnedSemaphorePermit>) -> Self {
+    fn of(payer: Option<CpuAccount>, permit: Option<OwnedSemaphorePermit>) -> Self {
         if let Some(payer) = &payer {
             payer.0.holds.fetch_add(1, Ordering::Relaxed);
         }
-        Self { payer, _place: place }
+        Self { payer, _permit: permit }
     }
 }
 
@@ -163,24 +159,24 @@ impl Drop for Hold {
 
 /// Why work on another thread has no result.
 #[derive(Debug)]
-pub struct Failed {
+pub struct WorkError {
     /// The panic; `None` if the service is stopping.
     pub panic: Option<Box<dyn Any + Send>>,
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for WorkError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.panic.is_some() { "it panicked" } else { "the service stops" })
     }
 }
 
-/// Does long work on a blocking thread; in the lane, if the tenant takes more than its share.
+/// Does long work on a blocking thread, or in the throttled pool if the tenant takes more than its share.
 ///
 /// # Errors
-/// [`Failed`].
+/// [`WorkError`].
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Failed> {
+) -> Result<T, WorkError> {
     let current = CpuAccount::current();
     let over = current.as_ref().and_then(CpuAccount::share_if_over).cloned();
     let caught = move || catch_unwind(AssertUnwindSafe(work));
@@ -189,19 +185,19 @@ pub async fn blocking<T: Send + 'static>(
         None => caught(),
     };
     match over {
-        Some(share) => in_lane(share, paid).await,
+        Some(share) => in_pool(share, paid).await,
         None => result(tokio::task::spawn_blocking(paid).await.ok()),
     }
 }
 
 /// Waits for work that a thread of a library does, such as a query of the embedded database, and charges the time that
-/// it says it took. It takes a place in the lane, if the tenant takes more than its share.
+/// it says it took. It takes a thread of the throttled pool, if the tenant takes more than its share.
 ///
 /// # Errors
-/// [`Failed`].
+/// [`WorkError`].
 pub async fn charged<T: Send + 'static>(
     work: impl Future<Output = (T, Duration)> + Send + 'static,
-) -> Result<T, Failed> {
+) -> Result<T, WorkError> {
     let Some(payer) = CpuAccount::current() else { return Ok(work.await.0) };
     let over = payer.share_if_over().filter(|_| payer.is_free()).cloned();
     let Some(share) = over else {
@@ -217,17 +213,17 @@ pub async fn charged<T: Send + 'static>(
             done
         })
     };
-    in_lane(share, waiting).await
+    in_pool(share, waiting).await
 }
 
-/// Does a job on a thread of the lane.
-async fn in_lane<T: Send + 'static>(
+/// Does a job on a thread of the throttled pool.
+async fn in_pool<T: Send + 'static>(
     share: Arc<Share>,
     job: impl FnOnce() -> thread::Result<T> + Send + 'static,
-) -> Result<T, Failed> {
+) -> Result<T, WorkError> {
     let (answer, done) = oneshot::channel();
     let handle = Handle::current();
-    lane::push(
+    throttled_pool::push(
         share,
         Box::new(move || {
             let _entered = handle.enter();
@@ -237,113 +233,113 @@ async fn in_lane<T: Send + 'static>(
     result(done.await.ok())
 }
 
-fn result<T>(done: Option<thread::Result<T>>) -> Result<T, Failed> {
-    done.map_or(Err(None), |done| done.map_err(Some)).map_err(|panic| Failed { panic })
+fn result<T>(done: Option<thread::Result<T>>) -> Result<T, WorkError> {
+    done.map_or(Err(None), |done| done.map_err(Some)).map_err(|panic| WorkError { panic })
 }
 
-/// A future that is polled by the runtime, or in the lane while its tenant takes more than its share.
-pub struct Turns<T>(Arc<Turn<T>>);
+/// A future that is polled by the runtime, or in the throttled pool while its tenant takes more than its share.
+pub struct FairTask<T>(Arc<Shared<T>>);
 
-struct Turn<T> {
+struct Shared<T> {
     payer: CpuAccount,
-    place: Mutex<Place<T>>,
+    state: Mutex<State<T>>,
 }
 
-type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Where the future is.
-enum Place<T> {
-    Here(Task<T>),
-    /// In the lane; with the waker of the task that waits for it.
-    Away(Option<Waker>),
+/// The state of the future.
+enum State<T> {
+    Idle(BoxedFuture<T>),
+    /// In the throttled pool, with the waker of the latest poll.
+    InPool(Option<Waker>),
     Done(thread::Result<T>),
-    /// It has ended, or its task was dropped.
+    /// The future has ended or was dropped.
     Gone,
 }
 
-impl<T: Send + 'static> Turns<T> {
+impl<T: Send + 'static> FairTask<T> {
     pub fn new(payer: CpuAccount, future: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Arc::new(Turn { payer, place: Mutex::new(Place::Here(Box::pin(future))) }))
+        Self(Arc::new(Shared { payer, state: Mutex::new(State::Idle(Box::pin(future))) }))
     }
 }
 
-impl<T: Send + 'static> Future for Turns<T> {
+impl<T: Send + 'static> Future for FairTask<T> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let turn = &self.0;
-        let mut place = turn.place.lock();
-        match mem::replace(&mut *place, Place::Gone) {
-            Place::Here(mut future) => {
-                let payer = &turn.payer;
+        let shared = &self.0;
+        let mut state = shared.state.lock();
+        match mem::replace(&mut *state, State::Gone) {
+            State::Idle(mut future) => {
+                let payer = &shared.payer;
                 if let Some(share) = payer.share_if_over().filter(|_| payer.is_free()) {
-                    *place = Place::Away(None);
-                    drop(place);
-                    let (turn, waker) = (Arc::clone(turn), context.waker().clone());
+                    *state = State::InPool(None);
+                    drop(state);
+                    let (shared, waker) = (Arc::clone(shared), context.waker().clone());
                     let handle = Handle::current();
-                    lane::push(
+                    throttled_pool::push(
                         Arc::clone(share),
                         Box::new(move || {
                             let _entered = handle.enter();
-                            turn.poll_in_lane(future, waker);
+                            shared.poll_in_pool(future, waker);
                         }),
                     );
                     return Poll::Pending;
                 }
                 let polled = payer.run_charged(|| future.as_mut().poll(context));
                 if polled.is_pending() {
-                    *place = Place::Here(future);
+                    *state = State::Idle(future);
                 }
                 polled
             }
-            Place::Away(_) => {
-                *place = Place::Away(Some(context.waker().clone()));
+            State::InPool(_) => {
+                *state = State::InPool(Some(context.waker().clone()));
                 Poll::Pending
             }
-            Place::Done(Ok(done)) => Poll::Ready(done),
-            Place::Done(Err(panic)) => resume_unwind(panic),
-            Place::Gone => Poll::Pending,
+            State::Done(Ok(done)) => Poll::Ready(done),
+            State::Done(Err(panic)) => resume_unwind(panic),
+            State::Gone => Poll::Pending,
         }
     }
 }
 
-impl<T> Turn<T> {
-    /// Polls the future on a thread of the lane.
-    fn poll_in_lane(&self, mut future: Task<T>, waker: Waker) {
-        if matches!(*self.place.lock(), Place::Gone) {
+impl<T> Shared<T> {
+    /// Polls the future on a thread of the throttled pool.
+    fn poll_in_pool(&self, mut future: BoxedFuture<T>, waker: Waker) {
+        if matches!(*self.state.lock(), State::Gone) {
             return;
         }
         let mut context = Context::from_waker(&waker);
         let poll = || self.payer.run_charged(|| future.as_mut().poll(&mut context));
         let polled = catch_unwind(AssertUnwindSafe(poll));
-        let mut place = self.place.lock();
-        let Place::Away(awaited) = &mut *place else { return };
-        let awaited = awaited.take();
+        let mut state = self.state.lock();
+        let State::InPool(newer_waker) = &mut *state else { return };
+        let newer_waker = newer_waker.take();
         let to_wake = match polled {
             Ok(Poll::Pending) => {
-                *place = Place::Here(future);
-                awaited
+                *state = State::Idle(future);
+                newer_waker
             }
             Ok(Poll::Ready(done)) => {
-                *place = Place::Done(Ok(done));
-                awaited.or(Some(waker))
+                *state = State::Done(Ok(done));
+                newer_waker.or(Some(waker))
             }
             Err(panic) => {
-                *place = Place::Done(Err(panic));
-                awaited.or(Some(waker))
+                *state = State::Done(Err(panic));
+                newer_waker.or(Some(waker))
             }
         };
-        drop(place);
+        drop(state);
         if let Some(waker) = to_wake {
             waker.wake();
         }
     }
 }
 
-impl<T> Drop for Turns<T> {
+impl<T> Drop for FairTask<T> {
     fn drop(&mut self) {
-        let left = mem::replace(&mut *self.0.place.lock(), Place::Gone);
-        drop(left);
+        let unfinished = mem::replace(&mut *self.0.state.lock(), State::Gone);
+        drop(unfinished);
     }
 }
 

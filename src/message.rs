@@ -63,7 +63,7 @@ pub struct ToolResult {
     /// Whose words it is.
     #[serde(default, skip_serializing_if = "Origin::is_service")]
     pub origin: Origin,
-    /// Bytes at its end that are the service's words all the same.
+    /// Bytes at its end that were written by the service.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub note_bytes: usize,
 }

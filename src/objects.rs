@@ -29,6 +29,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long no byte may arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(5);
+const EVERY_HOST: &str = "*,0.0.0.0/0,::/0";
 
 /// A place that keeps contents.
 #[derive(Clone)]
@@ -55,6 +56,8 @@ pub struct S3<'a> {
     /// What the names of all objects begin with; may be empty.
     pub prefix: &'a str,
     pub endpoint: Option<&'a str>,
+    /// Whether the endpoint is on this machine, so that no proxy is used.
+    pub is_local: bool,
     pub region: Option<&'a str>,
     /// Id and secret of the access key.
     pub key: Option<(&'a str, &'a SecretString)>,
@@ -101,11 +104,15 @@ impl Objects {
     /// # Errors
     /// The settings do not fit together.
     pub fn in_bucket(s3: &S3<'_>) -> Result<Self, ObjectsError> {
-        let S3 { bucket, prefix, endpoint, region, key } = s3;
-        let client = ClientOptions::new()
+        let S3 { bucket, prefix, endpoint, is_local, region, key } = s3;
+        let mut client = ClientOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_read_timeout(READ_TIMEOUT)
             .with_timeout(REQUEST_TIMEOUT);
+        if *is_local {
+            // A proxy that no host uses takes the place of the one that the environment names.
+            client = client.with_proxy_url("http://localhost").with_proxy_excludes(EVERY_HOST);
+        }
         let retry = RetryConfig {
             max_retries: 2,
             retry_timeout: READ_TIMEOUT,

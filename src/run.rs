@@ -7,7 +7,7 @@ mod action;
 mod amounts;
 mod consumption;
 mod delegation;
-mod given;
+mod given_call;
 mod labels;
 mod money;
 mod outcome;
@@ -32,7 +32,7 @@ pub use action::{Action, ActionKind, Target};
 pub use amounts::{Amounts, CapExceeded, Caps, Reserved};
 pub use consumption::Consumption;
 pub use delegation::Delegation;
-pub use given::GivenCall;
+pub use given_call::GivenCall;
 pub use labels::{FlowDecision, FlowRule, Label, Labels, Yield};
 pub use money::Usd;
 pub use outcome::{Outcome, RunError, text_of};
@@ -309,7 +309,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The smaller of these and what a request asks for. Its own bound on the time of calls holds for
+    /// The smaller of these and what a request asks for. Its own bound on the time of calls applies to
     /// each of them beside these.
     #[must_use]
     pub fn narrowed_by(self, wanted: &Overrides) -> Self {
@@ -334,7 +334,7 @@ impl Limits {
         }
     }
 
-    /// As they are shown: with the time of calls written out, of which a request allows so much.
+    /// The limits as they are shown, with the default timeout of calls filled in.
     #[must_use]
     pub fn shown(self, longest_call_seconds: Option<u64>) -> Self {
         let seconds = self.call_seconds().min(longest_call_seconds.unwrap_or(u64::MAX));

@@ -111,14 +111,9 @@ CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
     WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
--- With the parent, so that the runs of a long session are counted without their rows.
+-- With the parent, so that child runs are passed over without their rows.
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC, parent_run_id)
     WHERE session_id IS NOT NULL;
--- The lists of sessions, without the runs that have none.
-CREATE INDEX runs_of_sessions ON runs (tenant, created_at DESC, id DESC)
-    WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
-CREATE INDEX runs_of_sessions_by_agent ON runs (tenant, agent, created_at DESC, id DESC)
-    WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
 CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_by_metadata ON runs USING gin (metadata jsonb_path_ops) WHERE metadata <> '{}';
 CREATE INDEX runs_mixed_usage ON runs (tenant, created_at) WHERE mixed_usage;
@@ -139,6 +134,70 @@ CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn)
 -- Runs that other runs started and that have not ended: found by the run that waits for them, when
 -- it is cancelled or has ended without them.
 CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL AND finished_at IS NULL;
+
+-- Sessions, for their lists: one with 20,000 runs is read like one with a single run. Triggers keep the rows, so
+-- that they are right whichever version of the service starts or deletes a run. Child runs do not count.
+CREATE TABLE sessions (
+    tenant      text        NOT NULL,
+    session_id  text        NOT NULL,
+    -- Of the newest run, as are `last_run_at` and `last_run_id`.
+    agent       text        NOT NULL,
+    last_run_at timestamptz NOT NULL,
+    last_run_id uuid        NOT NULL,
+    -- When the oldest run that is left was accepted.
+    created_at  timestamptz NOT NULL,
+    run_count   bigint      NOT NULL,
+    PRIMARY KEY (tenant, session_id)
+) WITH (fillfactor = 60);
+CREATE INDEX sessions_listed ON sessions (tenant, last_run_at DESC, last_run_id DESC);
+CREATE INDEX sessions_by_agent ON sessions (tenant, agent, last_run_at DESC, last_run_id DESC);
+
+CREATE FUNCTION add_run_to_session() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO sessions AS s (tenant, session_id, agent, last_run_at, last_run_id, created_at, run_count)
+    VALUES (NEW.tenant, NEW.session_id, NEW.agent, NEW.created_at, NEW.id, NEW.created_at, 1)
+    ON CONFLICT (tenant, session_id) DO UPDATE SET
+        run_count = s.run_count + 1,
+        created_at = least(s.created_at, NEW.created_at),
+        agent = CASE WHEN (NEW.created_at, NEW.id) > (s.last_run_at, s.last_run_id) THEN NEW.agent ELSE s.agent END,
+        last_run_at = greatest(s.last_run_at, NEW.created_at),
+        last_run_id = CASE WHEN (NEW.created_at, NEW.id) > (s.last_run_at, s.last_run_id) THEN NEW.id
+            ELSE s.last_run_id END;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER add_run_to_session AFTER INSERT ON runs FOR EACH ROW
+    WHEN (NEW.session_id IS NOT NULL AND NEW.parent_run_id IS NULL) EXECUTE FUNCTION add_run_to_session();
+
+CREATE FUNCTION remove_runs_from_sessions() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    -- Locked in the order in which new runs lock them. DISTINCT keeps copies of whole runs out of the plan.
+    PERFORM FROM sessions s WHERE (s.tenant, s.session_id) IN
+        (SELECT DISTINCT d.tenant, d.session_id FROM deleted d
+        WHERE d.session_id IS NOT NULL AND d.parent_run_id IS NULL)
+        ORDER BY s.session_id COLLATE "C", s.tenant COLLATE "C" FOR UPDATE;
+    UPDATE sessions s SET run_count = s.run_count - d.runs FROM
+        (SELECT tenant, session_id, count(*) AS runs FROM deleted
+        WHERE session_id IS NOT NULL AND parent_run_id IS NULL GROUP BY tenant, session_id) d
+        WHERE s.tenant = d.tenant AND s.session_id = d.session_id;
+    DELETE FROM sessions s WHERE s.run_count <= 0 AND (s.tenant, s.session_id) IN
+        (SELECT DISTINCT d.tenant, d.session_id FROM deleted d
+        WHERE d.session_id IS NOT NULL AND d.parent_run_id IS NULL);
+    UPDATE sessions s SET created_at = o.created_at, agent = n.agent, last_run_at = n.created_at, last_run_id = n.id
+        FROM (SELECT DISTINCT tenant, session_id FROM deleted
+            WHERE session_id IS NOT NULL AND parent_run_id IS NULL) d
+        CROSS JOIN LATERAL (SELECT r.agent, r.created_at, r.id FROM runs r WHERE r.tenant = d.tenant
+            AND r.session_id = d.session_id AND r.parent_run_id IS NULL
+            ORDER BY r.created_at DESC, r.id DESC LIMIT 1) n
+        CROSS JOIN LATERAL (SELECT r.created_at FROM runs r WHERE r.tenant = d.tenant
+            AND r.session_id = d.session_id AND r.parent_run_id IS NULL
+            ORDER BY r.created_at, r.id LIMIT 1) o
+        WHERE s.tenant = d.tenant AND s.session_id = d.session_id;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER remove_runs_from_sessions AFTER DELETE ON runs REFERENCING OLD TABLE AS deleted
+    FOR EACH STATEMENT EXECUTE FUNCTION remove_runs_from_sessions();
 
 -- One row a write of a run: the events first_seq to seq as a JSON array of {"at", "type", "data"}, at in microseconds.
 CREATE TABLE run_events (

@@ -88,14 +88,9 @@ CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
     WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
--- With the parent, so that the runs of a long session are counted without their rows.
+-- With the parent, so that child runs are passed over without their rows.
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC, parent_run_id)
     WHERE session_id IS NOT NULL;
--- The lists of sessions, without the runs that have none.
-CREATE INDEX runs_of_sessions ON runs (tenant, created_at DESC, id DESC)
-    WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
-CREATE INDEX runs_of_sessions_by_agent ON runs (tenant, agent, created_at DESC, id DESC)
-    WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
 CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_mixed_usage ON runs (tenant, created_at) WHERE mixed_usage;
 CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
@@ -112,6 +107,63 @@ CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued
 CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
 CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn) WHERE session_turn IS NOT NULL;
 CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL AND finished_at IS NULL;
+
+-- Sessions, for their lists; triggers keep the rows. Child runs do not count.
+CREATE TABLE sessions (
+    tenant      TEXT    NOT NULL,
+    session_id  TEXT    NOT NULL,
+    agent       TEXT    NOT NULL,
+    last_run_at INTEGER NOT NULL,
+    last_run_id TEXT    NOT NULL,
+    created_at  INTEGER NOT NULL,
+    run_count   INTEGER NOT NULL,
+    PRIMARY KEY (tenant, session_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX sessions_listed ON sessions (tenant, last_run_at DESC, last_run_id DESC);
+CREATE INDEX sessions_by_agent ON sessions (tenant, agent, last_run_at DESC, last_run_id DESC);
+CREATE TRIGGER add_run_to_session AFTER INSERT ON runs
+WHEN new.session_id IS NOT NULL AND new.parent_run_id IS NULL BEGIN
+    INSERT INTO sessions (tenant, session_id, agent, last_run_at, last_run_id, created_at, run_count)
+    VALUES (new.tenant, new.session_id, new.agent, new.created_at, new.id, new.created_at, 1)
+    ON CONFLICT (tenant, session_id) DO UPDATE SET
+        run_count = run_count + 1,
+        created_at = min(created_at, excluded.created_at),
+        agent = CASE WHEN (excluded.last_run_at, excluded.last_run_id) > (last_run_at, last_run_id)
+            THEN excluded.agent ELSE agent END,
+        last_run_at = max(last_run_at, excluded.last_run_at),
+        last_run_id = CASE WHEN (excluded.last_run_at, excluded.last_run_id) > (last_run_at, last_run_id)
+            THEN excluded.last_run_id ELSE last_run_id END;
+END;
+CREATE TRIGGER remove_run_from_session AFTER DELETE ON runs
+WHEN old.session_id IS NOT NULL AND old.parent_run_id IS NULL BEGIN
+    UPDATE sessions SET run_count = run_count - 1 WHERE tenant = old.tenant AND session_id = old.session_id;
+    DELETE FROM sessions WHERE tenant = old.tenant AND session_id = old.session_id AND run_count <= 0;
+    UPDATE sessions SET created_at = (SELECT r.created_at FROM runs r WHERE r.tenant = old.tenant
+        AND r.session_id = old.session_id AND r.parent_run_id IS NULL ORDER BY r.created_at, r.id LIMIT 1)
+    WHERE tenant = old.tenant AND session_id = old.session_id AND created_at = old.created_at;
+    UPDATE sessions SET (agent, last_run_at, last_run_id) = (SELECT r.agent, r.created_at, r.id FROM runs r
+        WHERE r.tenant = old.tenant AND r.session_id = old.session_id AND r.parent_run_id IS NULL
+        ORDER BY r.created_at DESC, r.id DESC LIMIT 1)
+    WHERE tenant = old.tenant AND session_id = old.session_id AND last_run_id = old.id;
+END;
+
+-- The labels of runs, one a row, which triggers keep. PostgreSQL has an index of documents instead.
+CREATE TABLE run_labels (
+    tenant     TEXT    NOT NULL,
+    key        TEXT    NOT NULL,
+    value      TEXT    NOT NULL,
+    created_at INTEGER NOT NULL,
+    run_id     TEXT    NOT NULL,
+    PRIMARY KEY (tenant, key, value, created_at, run_id)
+) STRICT, WITHOUT ROWID;
+CREATE TRIGGER run_added AFTER INSERT ON runs WHEN new.metadata <> '{}' BEGIN
+    INSERT INTO run_labels (tenant, key, value, created_at, run_id)
+    SELECT new.tenant, m.key, m.value, new.created_at, new.id FROM json_each(new.metadata) AS m;
+END;
+CREATE TRIGGER run_deleted AFTER DELETE ON runs WHEN old.metadata <> '{}' BEGIN
+    DELETE FROM run_labels WHERE tenant = old.tenant AND created_at = old.created_at AND run_id = old.id
+    AND (key, value) IN (SELECT m.key, m.value FROM json_each(old.metadata) AS m);
+END;
 
 CREATE TABLE run_events (
     run_id    TEXT    NOT NULL,

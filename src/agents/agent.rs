@@ -190,7 +190,7 @@ impl Agent {
     }
 }
 
-/// The rules of an agent whose run was started by another one's.
+/// The rules of an agent whose run was started by another run.
 fn narrowed(
     own: &GovernanceSection,
     autonomy: Autonomy,

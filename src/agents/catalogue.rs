@@ -3,7 +3,7 @@
 //! One file an agent, `<name>.yaml`. Files are read again when they change; a broken file keeps its
 //! last good version and is reported. Runs are not touched by any of this: each holds the version
 //! it started with. A missing directory is an empty catalogue, so that it can be filled later.
-//! Agents may name one another: whether those are there is judged when all files have been read,
+//! Agents may name one another. Whether the named ones exist is checked when all files have been read,
 //! and again at every refresh.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,7 +116,7 @@ struct Found {
 impl Catalogue {
     /// Reads every `*.yaml` and `*.yml` of the directory. Broken files are problems, not errors.
     pub fn load(dir: &Path, skills: Arc<Skills>, check: OutsideCheck) -> Self {
-        let most = memory::part().map_or(u64::MAX, |part| part / PARTS);
+        let most = memory::share_of_limit().map_or(u64::MAX, |part| part / PARTS);
         Self::load_bounded(dir, skills, check, most)
     }
 

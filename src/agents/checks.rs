@@ -114,7 +114,7 @@ pub(super) fn check(definition: &Definition) -> Check {
 }
 
 fn check_model(key: &str, name: &str) -> Check {
-    // What is no name of a model may be a secret that stands in the wrong place.
+    // A text that is not the name of a model may be a secret in the wrong place.
     name::check_model(name).map_err(|refused| DefinitionError::at(key, refused.to_string()))
 }
 
@@ -355,7 +355,7 @@ fn check_network(network: &NetworkSection) -> Check {
 /// Compiles a JSON Schema 2020-12 of an operator.
 ///
 /// # Errors
-/// What is wrong; `key` is where the schema stands.
+/// The mistakes in it; `key` is the place of the schema.
 pub fn compile_schema(key: &str, schema: &Value) -> Result<Schema, DefinitionError> {
     Schema::compile(schema, Author::Operator).map_err(|refused| DefinitionError::at(key, refused.0))
 }

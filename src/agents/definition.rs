@@ -40,7 +40,7 @@ pub struct Definition {
     /// `^[a-z][a-z0-9-]{1,63}$`, equal to the file's name.
     #[schemars(regex(pattern = "^[a-z][a-z0-9-]{1,63}$"))]
     pub name: String,
-    /// For people; semantic versioning by habit.
+    /// For people; usually a semantic version.
     #[serde(default = "default_version")]
     #[schemars(length(min = 1, max = 64))]
     pub version: String,
@@ -340,7 +340,7 @@ pub struct GovernanceSection {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub flow: Option<Vec<FlowRule>>,
-    /// What becomes of texts that look like prompt injections.
+    /// How texts that look like prompt injections are treated.
     pub injection: InjectionSection,
     /// How long a run waits for an approval; after it the call is denied.
     pub approval_timeout: Period,
@@ -383,7 +383,7 @@ impl GovernanceSection {
     }
 }
 
-/// What becomes of texts that look like prompt injections. The scan is a filter, not a boundary.
+/// How texts that look like prompt injections are treated. The scan is a filter, not a boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentInjection)]
 #[serde(default, deny_unknown_fields)]

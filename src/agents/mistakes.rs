@@ -15,7 +15,7 @@ const MAX_PLACES: usize = 3;
 /// Sections within sections.
 const MAX_DEPTH: usize = 4;
 
-/// What is wrong with a file, each with its place in it; nothing where it loads.
+/// The mistakes in a file, each with its place; none if it loads.
 pub(super) fn all(
     stem: &str,
     text: &str,
@@ -98,7 +98,7 @@ pub(super) fn with_section(error: DefinitionError) -> DefinitionError {
     }
 }
 
-/// An agent without those examples of its rules that fail, and what each of them says.
+/// An agent without the failing examples of its rules, and the error of each.
 ///
 /// # Errors
 /// What else is wrong, with line, column and key.
@@ -117,7 +117,7 @@ pub fn without_failed_examples(
     let mut error = first;
     loop {
         let Some((list, number)) = example_of(&error.key) else { return Err(error) };
-        if !rest.take_out(&error.key, required_default(stem, &error.key).as_deref()) {
+        if !rest.remove(&error.key, required_default(stem, &error.key).as_deref()) {
             return Err(error);
         }
         // The examples that were taken out of the same list all stood before this one.
@@ -132,7 +132,7 @@ pub fn without_failed_examples(
     }
 }
 
-/// The list and the number that a key names, where it names an example of a rule.
+/// The list and the index that a key names, if it names an example of a rule.
 fn example_of(key: &str) -> Option<(&str, usize)> {
     let (list, number) = key.strip_suffix(']')?.rsplit_once('[')?;
     let (_, name) = list.rsplit_once('.')?;

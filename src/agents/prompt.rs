@@ -51,7 +51,7 @@ pub struct Terms<'a> {
     pub budget: &'a Budget,
 }
 
-/// What a run brings along beside its inputs: loaded when it is opened, and from then on part of
+/// What a run has in addition to its inputs: loaded when it is opened, and from then on part of
 /// its journal.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Background {
@@ -258,7 +258,7 @@ fn identity(system: &mut String, definition: &Definition) {
     }
 }
 
-/// Where the inputs are, and what the schema says of them.
+/// The position of the inputs, and the description from their schema.
 fn input_format(definition: &Definition) -> String {
     if definition.prompt.is_some() {
         return String::new();

@@ -1,7 +1,7 @@
 //! Why a definition is refused, with line, column and key.
 //!
-//! Complaints that are made after parsing (a limit out of range) can still be traced to where the
-//! key stands.
+//! Complaints that are made after parsing (a limit out of range) can still be traced to the place of the
+//! key.
 
 use serde::de::DeserializeOwned;
 

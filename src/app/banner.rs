@@ -1,4 +1,4 @@
-//! What a person reads when the service has started: where things are, and what to do first.
+//! The text that the service prints when it has started: addresses, and first steps.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -16,7 +16,7 @@ pub(super) fn announce(address: SocketAddr, parts: &Parts, config: &Config, key:
     let names: Vec<&str> = agents.iter().map(|agent| agent.definition.name.as_str()).collect();
     tracing::info!(%address, store = parts.store.kind(), agents = names.join(" "), "listening");
     let url = url(address);
-    let mut text = places(&url, &config.server.expose);
+    let mut text = addresses(&url, &config.server.expose);
     if let Some(key) = key {
         let _ = write!(
             text,
@@ -47,18 +47,18 @@ pub(super) fn announce(address: SocketAddr, parts: &Parts, config: &Config, key:
     }
 }
 
-fn places(url: &str, exposed: &[Exposed]) -> String {
+fn addresses(url: &str, exposed: &[Exposed]) -> String {
     let mut text = format!("toolloop serves {url}\n");
-    let mut place = |name: &str, where_it_is: &str| {
+    let mut line = |name: &str, where_it_is: &str| {
         let _ = writeln!(text, "    {name:<10}{where_it_is}");
     };
     if exposed.contains(&Exposed::Console) {
-        place("console", &format!("{url}/console"));
+        line("console", &format!("{url}/console"));
     }
     if exposed.contains(&Exposed::Docs) {
-        place("docs", &format!("{url}/docs"));
+        line("docs", &format!("{url}/docs"));
     }
-    place("doctor", "toolloop doctor    checks the setup, with advice");
+    line("doctor", "toolloop doctor    checks the setup, with advice");
     text
 }
 
@@ -138,9 +138,9 @@ mod tests {
 
     #[test]
     fn only_what_is_served_is_named() {
-        let all = places("http://h", &[Exposed::Console, Exposed::Docs]);
+        let all = addresses("http://h", &[Exposed::Console, Exposed::Docs]);
         assert!(all.contains("http://h/console") && all.contains("http://h/docs"), "{all}");
-        let none = places("http://h", &[]);
+        let none = addresses("http://h", &[]);
         assert!(!none.contains("http://h/") && none.contains("toolloop doctor"), "{none}");
     }
 }

@@ -17,7 +17,7 @@ use crate::store::Store;
 
 /// Records that wait for the store, at most.
 const MAX_WAITING: usize = 256;
-/// Between two tries.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_secs(2);
 static WAITING: Semaphore = Semaphore::const_new(MAX_WAITING);
 
@@ -54,16 +54,16 @@ pub(super) async fn record(store: &Arc<Store>, change: &Change) {
         details,
     };
     let Err(error) = store.record_act(act.clone()).await else { return };
-    let Ok(place) = WAITING.try_acquire() else {
+    let Ok(permit) = WAITING.try_acquire() else {
         let details = &act.details;
         tracing::error!(%error, %details, "a changed definition is not recorded in the audit log");
         return;
     };
     tracing::warn!(%error, "a changed definition is recorded in the audit log later");
-    tokio::spawn(record_later(Arc::clone(store), act, place));
+    tokio::spawn(record_later(Arc::clone(store), act, permit));
 }
 
-async fn record_later(store: Arc<Store>, act: Act, _place: SemaphorePermit<'static>) {
+async fn record_later(store: Arc<Store>, act: Act, _permit: SemaphorePermit<'static>) {
     loop {
         tokio::time::sleep(PAUSE).await;
         match store.record_act(act.clone()).await {

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and what in it does nothing: `toolloop check`.
+//! Finds mistakes in a configuration, and settings without effect: `toolloop check`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,14 +35,14 @@ pub fn scenarios(config: &Config) -> Scenarios {
     config.models.iter().filter_map(scripted).collect()
 }
 
-/// What was found, one line each.
+/// The findings, one line each.
 #[derive(Debug, Default, Serialize)]
 pub struct Findings {
-    /// What keeps an agent or a model from working.
+    /// Mistakes that prevent an agent or a model from working.
     pub problems: Vec<String>,
-    /// What has no effect, and so is probably a mistake.
+    /// Settings without effect, which are probably mistakes.
     pub warnings: Vec<String>,
-    /// Valid agents that a service started here would not load, for want of variables.
+    /// Valid agents that a service started here would not load, because variables are missing.
     pub not_loaded: Vec<String>,
 }
 
@@ -70,8 +70,7 @@ pub async fn check_key_set(config: &Config) -> Result<(), String> {
     read.map_err(|error| format!("auth.jwt.jwks_file: {}: {error}", file.display()))
 }
 
-/// Looks through the configured agents and models. Variables in `unset` are reported, and those that
-/// tools need besides.
+/// Checks the configured agents and models. Reports the variables in `unset`, and those that tools need.
 pub fn check(config: &Config, mut unset: UnsetVariables) -> Findings {
     let mut findings = Findings::default();
     match router(config) {
@@ -152,8 +151,8 @@ pub fn unset_messages(unset: &UnsetVariables) -> impl Iterator<Item = String> {
     })
 }
 
-/// Agents that are valid, and that a start in this environment would lack because a variable is not
-/// set for tools that they name; their names are added to `names`.
+/// Valid agents that a service started in this environment would not load, because a variable for one of their tools
+/// is not set; their names are added to `names`.
 fn lost_agents(
     valid: &Catalogue,
     loaded_anew: &Catalogue,
@@ -173,7 +172,7 @@ fn lost_agents(
     problems.map(message).collect()
 }
 
-/// A problem, and what else is wrong with its file.
+/// A problem, and all other mistakes in its file.
 fn every_mistake(agents: &Catalogue, problem: DefinitionProblem) -> Vec<DefinitionProblem> {
     let others = agents.mistakes(&problem.file).into_iter().filter_map(|mistake| {
         let error = mistake.to_string();
@@ -186,8 +185,8 @@ fn every_mistake(agents: &Catalogue, problem: DefinitionProblem) -> Vec<Definiti
     std::iter::once(problem).chain(others).collect()
 }
 
-/// Tool policies that mean none of the service's tools. Such an agent loads all the same: a policy
-/// may be for a tool that its caller brings along.
+/// Tool policies that match none of the service's tools. Such an agent is loaded nevertheless: a policy may be for a
+/// tool of a caller.
 fn idle_policies(agents: &Catalogue, registry: &Registry) -> Vec<DefinitionProblem> {
     let means_any = |agent: &Agent, glob: &str| {
         if registry.may_have(glob) {
@@ -212,7 +211,7 @@ fn idle_policies(agents: &Catalogue, registry: &Registry) -> Vec<DefinitionProbl
     idle
 }
 
-/// Flow rules that cannot be evaluated, and so deny calls that they are not about.
+/// Flow rules that cannot be evaluated, and therefore deny unrelated calls.
 fn broken_flow_rules(agents: &Catalogue) -> Vec<DefinitionProblem> {
     let mut broken = Vec::new();
     for agent in agents.agents() {
@@ -228,7 +227,7 @@ fn broken_flow_rules(agents: &Catalogue) -> Vec<DefinitionProblem> {
     broken
 }
 
-/// Tools of skills that are none of the service's, which may be those of a caller as well.
+/// Tools of skills that are not tools of the service; they may be tools of a caller.
 fn idle_skills(agents: &Catalogue, registry: &Registry) -> Vec<String> {
     let means_any = |name: &str| {
         let Ok(glob) = Glob::of_names(name) else { return true };
@@ -268,8 +267,8 @@ fn is_glob(model: &str) -> bool {
     model.contains(['*', '?', '[', '{'])
 }
 
-/// Models of agents that are scenarios and cannot be played. Such an agent loads all the same: its
-/// scenario may come later.
+/// Models of agents that are scenarios and cannot be played. Such an agent is loaded nevertheless: its scenario may be
+/// added later.
 pub fn missing_scenarios(scenarios: &Scenarios, agents: &Catalogue) -> Vec<DefinitionProblem> {
     let mut problems = Vec::new();
     for agent in agents.agents() {

@@ -3,6 +3,7 @@
 use url::Url;
 
 use super::AppError;
+use crate::bounds::address::is_loopback;
 use crate::config::ObjectPlace;
 use crate::objects::{Objects, ObjectsError, S3};
 
@@ -19,6 +20,7 @@ pub fn objects(place: &ObjectPlace) -> Result<Objects, AppError> {
             bucket: &bucket.name,
             prefix: &bucket.prefix,
             endpoint: bucket.endpoint.as_ref().map(Url::as_str),
+            is_local: bucket.endpoint.as_ref().is_some_and(is_loopback),
             region: bucket.region.as_deref(),
             key: bucket.key.as_ref().map(|(id, secret)| (id.as_str(), secret)),
         }),

@@ -1,5 +1,5 @@
-//! Files that are read at the start only. If one has changed since, a restart is due, or the file
-//! is broken, which the log and `/readyz` say.
+//! Files that are read only at startup. If one has changed since, a restart is due, or the file is broken; the log and
+//! `/readyz` report that.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -45,13 +45,13 @@ fn due(name: &str, flags: &Flags, tools: &Mistakes) -> String {
     }
 }
 
-/// Of a larger file only the size is compared, in bytes.
+/// Maximum size of a compared file, in bytes; of larger files, only the size is compared.
 const MAX_READ: u64 = 4 << 20;
 
 /// The files that are read at the start, with hashes of their contents.
 pub(super) struct StartupFiles {
     config: Config,
-    /// Those of this process, with the file that was read.
+    /// The command line flags of this process, with the path of the configuration file.
     flags: Flags,
     /// A hash of the content, by what the file is called in problems.
     hashes: BTreeMap<String, u64>,

@@ -1,5 +1,5 @@
-//! Which secrets the service was given: by its configuration, and by variables of its environment
-//! that are named like secrets. Keys of declared tools are added where those are read.
+//! Registers the secrets of the service: those in its configuration, and environment variables that are named like
+//! secrets. Keys of declared tools are registered where these are read.
 
 use secrecy::ExposeSecret;
 use url::Url;
@@ -7,10 +7,10 @@ use url::Url;
 use crate::bounds::secrets;
 use crate::config::{Bucket, Config, Model, ObjectPlace};
 
-/// Bytes of a database's password that is looked for: shorter ones are often ordinary words.
+/// Minimum length of a database password that is registered, in bytes: shorter ones are often ordinary words.
 const MIN_PASSWORD: usize = 12;
 
-/// Remembers them, so that no text shows them.
+/// Registers the secrets, so that they are removed from all texts.
 pub(super) fn remember(config: &Config) {
     let mut given: Vec<String> = Vec::new();
     for model in config.models.values() {

@@ -1,6 +1,6 @@
-//! Which tools there are, and the agents that may name them.
+//! Assembles the tools, and loads the agents that use them.
 //!
-//! It decides where their settings come from, not what they do.
+//! This file decides where the settings of tools come from, not what the tools do.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,8 @@ use secrecy::ExposeSecret;
 use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills};
 use crate::bounds::secrets;
 use crate::config::{
-    self, Config, McpConnection, McpEffect, McpNetwork, McpServer, STAND_IN, UnsetVariables,
+    self, Config, McpConnection, McpEffect, McpNetwork, McpServer, SECRET_PLACEHOLDER,
+    UnsetVariables,
 };
 use crate::engine::requirements;
 use crate::outbound::Client;
@@ -23,7 +24,7 @@ use crate::runtime;
 use crate::tools::ToolNow;
 use crate::tools::browser::{Browser, BrowserSettings, Viewport};
 use crate::tools::credentials::{Credential, Credentials};
-use crate::tools::declared::{BrokenFile, Declared, Environment, Surroundings};
+use crate::tools::declared::{BrokenFile, Declared, Dependencies, Environment};
 use crate::tools::mcp::{self, ServerStatus, Servers};
 use crate::tools::proxy::{Hosts, Proxy};
 use crate::tools::recall::{Recall, RecallFn};
@@ -37,7 +38,7 @@ const MCP_DIRECTORIES: &str = ".mcp";
 /// How long the start waits for MCP servers.
 const FIRST_SERVERS: Duration = Duration::from_secs(5);
 
-/// Where programs run. What the kernel gives for it is not known yet.
+/// The sandbox of programs. The features of the kernel are not checked yet.
 pub fn sandbox(config: &Config) -> Arc<Sandbox> {
     let shell = &config.tools.shell;
     Arc::new(Sandbox::new(sandbox::Settings {
@@ -63,9 +64,9 @@ pub(super) struct Tools {
     pub(super) registry: Arc<Registry>,
     skills: Arc<Skills>,
     broken: Vec<DefinitionProblem>,
-    /// What else is wrong with those files.
+    /// Other mistakes in these files.
     pub(super) also_wrong: Vec<DefinitionProblem>,
-    /// What imported operations do without.
+    /// Features that imported operations do not support.
     pub(super) left_out: Vec<DefinitionProblem>,
     /// The environment variables that files of tools ask for, each with the first of them.
     pub(super) variables: BTreeMap<String, String>,
@@ -89,7 +90,7 @@ pub(super) fn without_secrets(config: &Config, unset: &mut UnsetVariables) -> To
         let value = std::env::var(name).ok().filter(|value| !value.is_empty());
         value.or_else(|| {
             asked.borrow_mut().insert(name.to_owned());
-            Some(STAND_IN.to_owned())
+            Some(SECRET_PLACEHOLDER.to_owned())
         })
     };
     let tools = configured_with(config, no_memory(), sandbox(config), &variable);
@@ -114,7 +115,7 @@ pub(super) fn loaded_anew(config: &Config) -> Tools {
     configured(config, no_memory(), sandbox(config))
 }
 
-/// What is wrong with files of tools as they are now, by what they are called in problems.
+/// The current mistakes in files of tools, by the names that problems use for the files.
 pub(super) fn mistakes(config: &Config) -> BTreeMap<String, String> {
     let Tools { broken, .. } = loaded_anew(config);
     broken.into_iter().map(|DefinitionProblem { file, error }| (file, error)).collect()
@@ -138,9 +139,9 @@ fn configured_with(
     let proxy = Proxy::new(client.clone(), credentials(&config.credentials));
     registry.add(Arc::new(Browser::new(client.clone(), browser_settings(config))));
     registry.ask(Arc::new(mcp_servers_with(config, &sandbox, (&client, &proxy), variable)));
-    let surroundings =
-        Surroundings { environment: variable, client: &client, proxy: &proxy, sandbox: &sandbox };
-    let declared = Declared::load(&config.tools_dir, surroundings);
+    let dependencies =
+        Dependencies { environment: variable, client: &client, proxy: &proxy, sandbox: &sandbox };
+    let declared = Declared::load(&config.tools_dir, dependencies);
     registry.run_programs_in(sandbox, proxy);
     for tool in declared.tools {
         registry.add(tool);

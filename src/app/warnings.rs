@@ -1,15 +1,15 @@
-//! What is logged of definitions and settings where runs are executed: files that did not load, and
-//! what has no effect.
+//! Warnings about definitions and settings that are logged where runs are executed: files that cannot be loaded, and
+//! settings without effect.
 
 use super::check::{missing_keys, missing_scenarios, scenarios, unknown_variables};
 use super::tools::Tools;
 use crate::agents::{Catalogue, DefinitionProblem};
 use crate::config::Config;
 
-/// What only the loading of the tools knows.
+/// Warnings that arise when the tools are loaded.
 pub(super) struct Warnings {
     unknown_variables: Vec<String>,
-    /// What imported operations do without.
+    /// Features that imported operations do not support.
     left_out: Vec<DefinitionProblem>,
 }
 

@@ -104,6 +104,7 @@ fn parsed(written: &str, literal_separator: bool) -> Result<globset::Glob, Refus
 fn compiled(patterns: &[impl AsRef<str>]) -> Result<Regex, Refused> {
     let limits = Regex::config()
         .utf8_empty(false)
+        .dfa(false) // many are compiled at a start, and what they match is short
         .nfa_size_limit(Some(MAX_PROGRAM))
         .onepass_size_limit(Some(MAX_CACHE))
         .hybrid_cache_capacity(MAX_CACHE);

@@ -1,23 +1,23 @@
-//! Whether there is memory left for more: what this process has in RAM, beside `[runtime] max_memory`,
-//! the limit of its control group and the machine's memory.
+//! Whether memory is scarce: compares the RAM that this process uses with `[runtime] max_memory`,
+//! the limit of its control group and the memory of the machine.
 //!
 //! Large texts take many times their size while they are worked on, so those that come when memory is
 //! scarce are refused or wait: an allocation that fails would end all runs of the process.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
+use super::key_locks::ByKey;
+
 /// Percentage of the limit from which on memory is scarce.
-const IN_USE: u64 = 65;
-/// The share of the limit that each kind of large contents may take: one of this many parts.
-const PARTS: u64 = 8;
+const SCARCE_PERCENT: u64 = 65;
+/// Each kind of large contents may take the limit divided by this number.
+const SHARES: u64 = 8;
 /// How often a waiting task checks the memory.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -42,8 +42,8 @@ pub fn limit() -> Option<u64> {
 
 /// The bytes that all contents of one kind may take together: a fraction of the limit, because there
 /// are several kinds and each content is in memory several times. `None` if the limit is unknown.
-pub fn part() -> Option<u64> {
-    LIMIT.map(|limit| limit / PARTS)
+pub fn share_of_limit() -> Option<u64> {
+    LIMIT.map(|limit| limit / SHARES)
 }
 
 /// Whether the process should allocate no more. False if the limit is unknown.
@@ -53,77 +53,92 @@ pub fn is_scarce() -> bool {
         let resident: u64 = pages.split(' ').nth(1)?.parse().ok()?;
         Some(resident.saturating_mul(rustix::param::page_size() as u64))
     };
-    LIMIT.is_some_and(|limit| used().is_some_and(|used| used > limit / 100 * IN_USE))
+    LIMIT.is_some_and(|limit| used().is_some_and(|used| used > limit / 100 * SCARCE_PERCENT))
 }
 
 /// A semaphore over the memory that all contents of one kind may take together.
 #[derive(Debug)]
-pub struct Places {
+pub struct MemorySemaphore {
     kib: u32,
     free: Semaphore,
 }
 
-impl Places {
+impl MemorySemaphore {
     pub const fn of_kib(kib: u32) -> Self {
         Self { kib, free: Semaphore::const_new(kib as usize) }
     }
 
-    /// A part of what the process may have, of 16 MiB to 1 GiB.
-    pub fn of_part() -> Self {
-        let kib = part().map_or(u64::MAX, |part| part >> 10).clamp(16 << 10, 1 << 20);
+    /// Permits for a share of the memory limit, between 16 MiB and 1 GiB.
+    pub fn of_share() -> Self {
+        let kib = share_of_limit().map_or(u64::MAX, |part| part >> 10).clamp(16 << 10, 1 << 20);
         Self::of_kib(u32::try_from(kib).unwrap_or(u32::MAX))
     }
 
-    /// All of them, in bytes.
+    /// The size of all permits together, in bytes.
     pub fn bytes(&self) -> u64 {
         u64::from(self.kib) << 10
     }
 
-    /// Waits for a permit for so many bytes. A content that is larger than all permits together takes
+    /// Waits for a permit for this number of bytes. A content that is larger than all permits together takes
     /// all of them. Never `None`, because nothing closes the semaphore.
-    pub async fn take(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
+    pub async fn acquire(&self, bytes: u64) -> Option<SemaphorePermit<'_>> {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(self.kib);
         self.free.acquire_many(kib).await.ok()
     }
 }
 
-/// Permits for contents that arrive from outside. One tenant gets at most half of them, because the
-/// sender decides how long a permit is held.
+/// Permits of which one tenant, or other name, holds at most a part, because the holder decides for how
+/// long it holds them.
 #[derive(Debug)]
-pub struct SharedPlaces {
-    of_tenant: usize,
+pub struct TenantSemaphore {
+    permits_per_tenant: usize,
     free: Semaphore,
-    tenants: Mutex<HashMap<String, Arc<Semaphore>>>,
+    tenants: ByKey<String, Semaphore>,
 }
 
-/// One of them.
+/// A permit of a [`TenantSemaphore`], or several.
 #[derive(Debug)]
-pub struct SharedPlace<'a> {
-    _place: SemaphorePermit<'a>,
-    _of_tenant: OwnedSemaphorePermit,
+pub struct TenantPermit<'a> {
+    permit: SemaphorePermit<'a>,
+    of_tenant: OwnedSemaphorePermit,
 }
 
-impl SharedPlaces {
-    pub fn new(places: usize) -> Self {
-        Self { of_tenant: places / 2, free: Semaphore::new(places), tenants: Mutex::default() }
+impl TenantSemaphore {
+    /// One tenant holds at most half of them.
+    pub fn new(permits: usize) -> Self {
+        Self::with_share(permits, permits / 2)
+    }
+
+    /// One tenant holds at most `permits_per_tenant` of them.
+    pub fn with_share(permits: usize, permits_per_tenant: usize) -> Self {
+        let free = Semaphore::new(permits);
+        Self { permits_per_tenant, free, tenants: ByKey::default() }
     }
 
     /// Waits for a permit. Never `None`, because nothing closes the semaphores.
-    pub async fn take(&self, tenant: &str) -> Option<SharedPlace<'_>> {
-        let own = {
-            let mut tenants = self.tenants.lock();
-            tenants.retain(|name, own| name == tenant || Arc::strong_count(own) > 1);
-            let own = tenants.entry(tenant.to_owned());
-            Arc::clone(own.or_insert_with(|| Arc::new(Semaphore::new(self.of_tenant))))
-        };
-        let of_tenant = own.acquire_owned().await.ok()?;
-        let place = self.free.acquire().await.ok()?;
-        Some(SharedPlace { _place: place, _of_tenant: of_tenant })
+    pub async fn acquire(&self, tenant: &str) -> Option<TenantPermit<'_>> {
+        self.acquire_many(tenant, 1).await
+    }
+
+    /// The same for several permits at once.
+    pub async fn acquire_many(&self, tenant: &str, permits: u32) -> Option<TenantPermit<'_>> {
+        let new = || Semaphore::new(self.permits_per_tenant);
+        let own = self.tenants.get_or_insert_with(tenant.to_owned(), new);
+        let of_tenant = own.acquire_many_owned(permits).await.ok()?;
+        let permit = self.free.acquire_many(permits).await.ok()?;
+        Some(TenantPermit { permit, of_tenant })
+    }
+}
+
+impl TenantPermit<'_> {
+    /// Releases so many of several permits.
+    pub fn release(&mut self, permits: usize) {
+        drop((self.permit.split(permits), self.of_tenant.split(permits)));
     }
 }
 
 /// Waits while memory is scarce, for ten seconds at most.
-pub async fn enough() {
+pub async fn wait_while_scarce() {
     let until = Instant::now() + MAX_WAIT;
     while is_scarce() && Instant::now() < until {
         tokio::time::sleep(POLL_INTERVAL).await;
@@ -195,17 +210,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_tenant_takes_all_places() {
-        let places = SharedPlaces::new(4);
-        let take = |tenant| places.take(tenant).now_or_never().flatten();
+    async fn no_tenant_holds_all_permits() {
+        let permits = TenantSemaphore::new(4);
+        let take = |tenant| permits.acquire(tenant).now_or_never().flatten();
         let one = [take("one"), take("one")];
         assert!(one.iter().all(Option::is_some) && take("one").is_none(), "it has its half");
         let other = take("other").unwrap();
-        let mut waiting = std::pin::pin!(places.take("one"));
+        let mut waiting = std::pin::pin!(permits.acquire("one"));
         assert!(waiting.as_mut().now_or_never().is_none());
         drop(one);
         assert!(waiting.await.is_some());
-        drop((other, take("third")));
-        assert_eq!(places.tenants.lock().len(), 2, "that of `one` is forgotten");
+        drop(other);
+        let mut several = permits.acquire_many("other", 2).await.unwrap();
+        assert!(take("other").is_none());
+        several.release(1);
+        assert!(take("other").is_some());
     }
 }

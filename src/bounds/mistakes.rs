@@ -15,10 +15,10 @@ use super::yaml::{self, YamlError};
 /// At most this many are reported.
 const MOST: usize = 20;
 
-/// What is wrong with a file of definitions, and where.
+/// A mistake in a file, and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
-    /// Line and column, 1-based, where they are known.
+    /// Line and column, 1-based, if known.
     pub place: Option<(u64, u64)>,
     /// The path of keys, e.g. `limits.max_attempts`; empty for the file as a whole.
     pub key: String,
@@ -27,12 +27,12 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    /// A complaint about a key.
+    /// A mistake at a key.
     pub fn at(key: impl Into<String>, message: impl Into<String>) -> Self {
         Self { place: None, key: key.into(), message: message.into() }
     }
 
-    /// The same complaint with the place of its key, or of the nearest section around it.
+    /// Adds the position of the key, or of the nearest enclosing section.
     #[must_use]
     pub fn located_in(mut self, text: &str) -> Self {
         if self.place.is_none() {
@@ -62,8 +62,8 @@ impl From<YamlError> for Mistake {
     }
 }
 
-/// What is wrong with a file, each with its place in it; nothing where it loads. `instead` is what
-/// has to stand at a key without which nothing loads.
+/// All mistakes in a file, each with its position; empty if the file loads. `instead` returns a valid value for
+/// required keys.
 pub fn all(
     text: &str,
     instead: impl Fn(&str) -> Option<String>,
@@ -75,10 +75,10 @@ pub fn all(
     let mut rest = Rest::of(value);
     let mut key = first.key.clone();
     let mut found = vec![first];
-    while found.len() < MOST && rest.take_out(&key, instead(&key).as_deref()) {
+    while found.len() < MOST && rest.remove(&key, instead(&key).as_deref()) {
         let Err(error) = load(&rest.value.to_string()) else { break };
         key.clone_from(&error.key);
-        if rest.is_made_by_us(&error) {
+        if rest.is_caused_by_removal(&error) {
             continue;
         }
         let error = Mistake { place: None, key: rest.original(&key), ..error };
@@ -90,22 +90,22 @@ pub fn all(
     found
 }
 
-/// What is left of a file.
+/// The rest of a file, after parts with mistakes were removed.
 pub struct Rest {
     pub value: Value,
-    /// The numbers, in the file, of what is left of a list, by the list's key.
-    left: BTreeMap<String, Vec<usize>>,
+    /// By the key of a list: the original indices of its remaining items.
+    remaining: BTreeMap<String, Vec<usize>>,
     pub removed: Vec<String>,
 }
 
 impl Rest {
     pub fn of(value: Value) -> Self {
-        Self { value, left: BTreeMap::new(), removed: Vec::new() }
+        Self { value, remaining: BTreeMap::new(), removed: Vec::new() }
     }
 
     /// Removes the value of a key, or its nearest existing parent; a required value is replaced by
-    /// `instead`. Returns false if nothing is left to remove.
-    pub fn take_out(&mut self, key: &str, instead: Option<&str>) -> bool {
+    /// `instead`. Returns false if there is nothing to remove.
+    pub fn remove(&mut self, key: &str, instead: Option<&str>) -> bool {
         let original = self.original(key);
         self.removed.push(original);
         if let (Some(instead), Some(fields)) = (instead, self.value.as_object_mut()) {
@@ -124,7 +124,7 @@ impl Rest {
                     let all = (0..items.len()).collect();
                     items.remove(number);
                     let list = key[..key.rfind('[').unwrap_or(key.len())].to_owned();
-                    self.left.entry(list).or_insert(all).remove(number);
+                    self.remaining.entry(list).or_insert(all).remove(number);
                     return true;
                 }
                 _ => {}
@@ -134,16 +134,16 @@ impl Rest {
     }
 
     /// Whether an error is only a consequence of an earlier removal.
-    fn is_made_by_us(&self, error: &Mistake) -> bool {
+    fn is_caused_by_removal(&self, error: &Mistake) -> bool {
         if error.key.is_empty() && !error.message.starts_with("missing field") {
-            return true; // of what is left as a whole
+            return true; // about the rest as a whole
         }
         let place = self.original(&error.key);
         let is_part = |removed: &String| {
             let beneath = removed.strip_prefix(&place).filter(|_| !place.is_empty());
             beneath.is_some_and(|beneath| beneath.starts_with(['.', '[']))
         };
-        // What was taken out may have been meant to be it.
+        // The removed part may have been a misspelling of the missing key.
         let section = |key: &str| key.rsplit_once('.').map(|(section, _)| section.to_owned());
         let is_beside = |removed: &String| section(removed) == section(&place);
         let is_missing = error.message.starts_with("is missing");
@@ -158,12 +158,12 @@ impl Rest {
         })
     }
 
-    /// The key as it is in the file, where lists have all their items.
+    /// The key in the original file, in which lists have all their items.
     fn original(&self, key: &str) -> String {
         let Some((list, end)) = key.split_once('[') else { return key.to_owned() };
         let Some((number, end)) = end.split_once(']') else { return key.to_owned() };
         let number = number.parse::<usize>().ok();
-        let before = number.and_then(|number| self.left.get(list)?.get(number).copied());
+        let before = number.and_then(|number| self.remaining.get(list)?.get(number).copied());
         match before.or(number) {
             Some(number) => format!("{list}[{number}]{end}"),
             None => key.to_owned(),

@@ -3,11 +3,11 @@
 //!
 //! A schema of an operator may be recursive and choose between branches, so that a few hundred
 //! bytes of input can cost exponential work; a schema of a caller may do so on purpose. Every access
-//! of the library to a value is therefore counted ([`metered`]). A validation that exceeds its budget
+//! of the library to a value is therefore counted ([`meter`]). A validation that exceeds its budget
 //! is abandoned, and its result counts as undecided.
 
 mod form;
-mod metered;
+mod meter;
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -21,13 +21,13 @@ use serde_json::Value;
 use super::pattern::Author;
 use super::text::{MAX_REPEATED, shortened};
 use super::{Refused, off_worker, on_large_stack};
-use metered::{Budget, Metered, Node, metered};
+use meter::{Budget, Metered, Node, metered};
 
 pub use form::{MAX_CALLER_BYTES, MAX_CALLER_PATTERNS, TABLES, VALUES, patterns};
 
-/// The budget of the first try on the current thread: well under a millisecond.
+/// The budget of the first attempt on the current thread: well under a millisecond.
 const QUICK: Budget = Budget { steps: 2_000, time: Duration::from_millis(5), stack: 128 * 1024 };
-/// What a validation may take.
+/// The budget of a validation.
 const FULL: Budget =
     Budget { steps: 2_000_000, time: Duration::from_secs(2), stack: 24 * 1024 * 1024 };
 /// The budget of the search for errors, each of which may allocate.
@@ -47,16 +47,16 @@ static OF_CALLERS: LazyLock<Mutex<HashMap<String, Arc<Schema>>>> = LazyLock::new
 #[derive(Debug)]
 pub struct Schema {
     validator: Validator<Metered>,
-    /// Whether a validation is tried at once: no single step of it can take long.
+    /// Whether a validation is first tried on the current thread, because no single step can take long.
     is_quick: bool,
 }
 
 /// Something in a value that a schema does not accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Where in the value: a JSON pointer, cut like everything that a refusal repeats.
+    /// The position in the value: a JSON pointer, shortened like all repeated text.
     pub pointer: String,
-    /// What is wrong there, with the value where it is short.
+    /// The message, with the value if it is short.
     pub message: String,
     /// The same without the value.
     pub masked: String,
@@ -65,17 +65,17 @@ pub struct Fault {
 /// Why a value is not accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rejected {
-    /// What is wrong with it, the first few; and whether there is more.
+    /// The first few faults, and whether there are more.
     Faults(Vec<Fault>, bool),
-    /// It does not match, but saying where would take more than a validation may.
+    /// It does not match, but finding the faults would exceed the budget.
     Somewhere,
-    /// Whether it matches would take more than a validation may.
+    /// The validation would exceed the budget.
     Undecided,
 }
 
-/// What is said of a value whose validation was given up.
+/// The message for a value whose validation exceeded the budget.
 pub const UNDECIDED: &str = "cannot be decided: checking it against the schema takes more steps than a validation may; nest it less";
-/// What is said of a value that does not match, where it cannot be said why.
+/// The message for a value that does not match, if its faults cannot be listed.
 pub const SOMEWHERE: &str =
     "does not match the schema, in more ways than can be listed; nest it less to see them";
 
@@ -123,7 +123,7 @@ impl Schema {
         Ok(Self { validator, is_quick: author == Author::Operator || !has_patterns })
     }
 
-    /// A schema of a caller, compiled or found among those that were compiled lately.
+    /// A schema of a caller, compiled now or taken from a cache.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -143,7 +143,7 @@ impl Schema {
         Ok(compiled)
     }
 
-    /// Whether a value matches, and what is wrong with it where it does not: `most` faults.
+    /// Checks whether a value matches; lists at most `most` faults.
     ///
     /// # Errors
     /// [`Rejected`].
@@ -166,8 +166,8 @@ impl Schema {
         })
     }
 
-    /// Validates on the current thread if that is quick, else on a stack of its own without blocking
-    /// the other tasks of the worker.
+    /// Validates on the current thread if that is quick, otherwise on a separate large stack, without blocking other
+    /// tasks of the worker.
     fn within<T: Send>(
         &self,
         budget: Budget,
@@ -232,7 +232,7 @@ fn fault(error: &jsonschema::ValidationError<'_>) -> Fault {
     }
 }
 
-/// All values of an `enum`, of which the library names a few, where there are not too many.
+/// All values of an `enum`, unless there are too many; the library would name only a few.
 fn choices(error: &jsonschema::ValidationError<'_>) -> Option<String> {
     let ValidationErrorKind::Enum { options } = error.kind() else { return None };
     let options = options.as_array()?;
@@ -243,7 +243,7 @@ fn choices(error: &jsonschema::ValidationError<'_>) -> Option<String> {
     (listed.len() <= MAX_LISTED).then_some(listed)
 }
 
-/// The library's words, with the value where it is short.
+/// The library's message, with the value if it is short.
 fn brief(error: &jsonschema::ValidationError<'_>) -> String {
     if let Some(choices) = choices(error) {
         let value = error.instance().to_string();

@@ -16,17 +16,17 @@ use super::pattern::{Author, Pattern};
 use super::schema::VALUES;
 
 mod credentials;
-mod known;
-mod named;
+mod known_secrets;
+mod named_secrets;
 mod pieces;
 mod shapes;
 mod values;
 
-pub use known::{of_environment, remember, without_known};
-pub use pieces::Pieces;
-use values::Written;
+pub use known_secrets::{of_environment, remember, without_known_secrets};
+pub use pieces::StreamRedactor;
+use values::Quoting;
 
-/// What stands in the place of a secret.
+/// The text that replaces a secret.
 pub const REDACTED: &str = "[redacted]";
 
 /// Parts of names whose values are secrets.
@@ -74,7 +74,7 @@ static CANDIDATE: LazyLock<Pattern> = LazyLock::new(|| {
 
 /// Whether a text may hold a secret; where not, [`redacted`] leaves it as it is.
 pub fn may_hold_secret(text: &str) -> bool {
-    CANDIDATE.is_match(text) || known::is_in(text)
+    CANDIDATE.is_match(text) || known_secrets::occur_in(text)
 }
 
 /// A text without secrets.
@@ -82,9 +82,12 @@ pub fn redacted(text: &str) -> Cow<'_, str> {
     if !may_hold_secret(text) {
         return Cow::Borrowed(text);
     }
-    let mut text = without_known(text);
-    for without in [shapes::without_shaped, named::without_named, credentials::without_credentials]
-    {
+    let mut text = without_known_secrets(text);
+    for without in [
+        shapes::without_token_shapes,
+        named_secrets::without_named_secrets,
+        credentials::without_credentials,
+    ] {
         if let Cow::Owned(changed) = without(&text) {
             text = Cow::Owned(changed);
         }
@@ -199,11 +202,11 @@ fn is_secret_field(name: &str, value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(_) => false,
         Value::String(text) => {
-            (names_secret(name) && values::is_secret(name, text, Written::Quoted))
+            (names_secret(name) && values::is_secret(name, text, Quoting::Quoted))
                 || (name.eq_ignore_ascii_case("auth") && credentials::is_pair(text))
         }
         Value::Number(number) => {
-            names_secret(name) && values::is_secret(name, &number.to_string(), Written::Quoted)
+            names_secret(name) && values::is_secret(name, &number.to_string(), Quoting::Quoted)
         }
         Value::Array(_) | Value::Object(_) => names_secret(name),
     }
@@ -224,12 +227,12 @@ fn merged(changed: Value, shown: &Value, original: &Value) -> Value {
     match (changed, shown, original) {
         (Value::Object(fields), Value::Object(shown), Value::Object(original)) => {
             // Both have the same fields in the same order; names with secrets are shown as others.
-            let places: BTreeMap<&String, _> = shown
+            let pairs: BTreeMap<&String, _> = shown
                 .iter()
                 .zip(original)
                 .map(|((name, shown), kept)| (name, (shown, kept)))
                 .collect();
-            let field = |(name, value): (String, Value)| match places.get(&name) {
+            let field = |(name, value): (String, Value)| match pairs.get(&name) {
                 Some((shown, (name, original))) => {
                     ((*name).clone(), merged(value, shown, original))
                 }
@@ -240,8 +243,8 @@ fn merged(changed: Value, shown: &Value, original: &Value) -> Value {
         (Value::Array(items), Value::Array(shown), Value::Array(original))
             if items.len() == original.len() =>
         {
-            let places = items.into_iter().zip(shown.iter().zip(original));
-            places.map(|(item, (shown, original))| merged(item, shown, original)).collect()
+            let pairs = items.into_iter().zip(shown.iter().zip(original));
+            pairs.map(|(item, (shown, original))| merged(item, shown, original)).collect()
         }
         (changed, ..) => changed,
     }
@@ -249,25 +252,25 @@ fn merged(changed: Value, shown: &Value, original: &Value) -> Value {
 
 /// Redacts the texts and names of a document. Values are not judged by the names of their fields.
 pub fn redact_texts(document: &mut Value) {
-    on_texts(document, &redacted);
+    change_texts(document, &redacted);
 }
 
 /// Removes the secrets that the service was given from the texts and names of a document.
 pub fn remove_known(document: &mut Value) {
-    on_texts(document, &without_known);
+    change_texts(document, &without_known_secrets);
 }
 
-fn on_texts(document: &mut Value, change: &dyn Fn(&str) -> Cow<'_, str>) {
+fn change_texts(document: &mut Value, change: &dyn Fn(&str) -> Cow<'_, str>) {
     match document {
         Value::String(text) => {
             if let Cow::Owned(changed) = change(text) {
                 *text = changed;
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| on_texts(item, change)),
+        Value::Array(items) => items.iter_mut().for_each(|item| change_texts(item, change)),
         Value::Object(fields) => {
             rename_fields(fields, change);
-            fields.values_mut().for_each(|value| on_texts(value, change));
+            fields.values_mut().for_each(|value| change_texts(value, change));
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }

@@ -294,8 +294,8 @@ fn no_secret_escapes_the_first_search() {
 
 /// A text without what looks like a secret, without the first search.
 fn without_looks(text: &str) -> String {
-    let text = shapes::without_shaped(text).into_owned();
-    let text = named::without_named(&text).into_owned();
+    let text = shapes::without_token_shapes(text).into_owned();
+    let text = named_secrets::without_named_secrets(&text).into_owned();
     credentials::without_credentials(&text).into_owned()
 }
 
@@ -411,7 +411,7 @@ fn time_grows_with_the_text_and_no_faster() {
         let text = part.repeat((256 << 10) / part.len());
         let begun = processor_ticks();
         let _ = redacted(&text);
-        let mut pieces = Pieces::default();
+        let mut pieces = StreamRedactor::default();
         let _ = (pieces.push(&text), pieces.push(&"\n".repeat(256 << 10)));
         let took = processor_ticks() - begun;
         assert!(took < 800, "{part:?}: {took} hundredths of a second");

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Between two reports of the same kind.
+/// The pause between two reports of the same kind.
 const PAUSE: Duration = Duration::from_mins(1);
 /// Kinds that are distinguished in a minute; the rest counts as one.
 const MAX_KINDS: usize = 256;
@@ -16,7 +16,7 @@ pub struct Tally<T>(HashMap<T, Count>);
 
 #[derive(Debug, Default)]
 struct Count {
-    untold: u64,
+    unreported: u64,
     reported_at: Option<Instant>,
 }
 
@@ -31,7 +31,7 @@ impl<T: Eq + Hash + Clone> Tally<T> {
     pub fn note(&mut self, what: T, rest: impl FnOnce(T) -> T) {
         let is_further = self.0.len() >= MAX_KINDS && !self.0.contains_key(&what);
         let what = if is_further { rest(what) } else { what };
-        self.0.entry(what).or_default().untold += 1;
+        self.0.entry(what).or_default().unreported += 1;
     }
 
     /// The kinds that are due for a report, each with its count; all kinds if `is_last`.
@@ -44,10 +44,10 @@ impl<T: Eq + Hash + Clone> Tally<T> {
             if !is_due(count) {
                 return true;
             }
-            if count.untold == 0 {
+            if count.unreported == 0 {
                 return false;
             }
-            due.push((what.clone(), std::mem::take(&mut count.untold)));
+            due.push((what.clone(), std::mem::take(&mut count.unreported)));
             count.reported_at = Some(now);
             true
         });
@@ -56,7 +56,7 @@ impl<T: Eq + Hash + Clone> Tally<T> {
 
     /// Returns a count that could not be reported. It is due again a minute after it was taken.
     pub fn give_back(&mut self, what: T, count: u64) {
-        self.0.entry(what).or_default().untold += count;
+        self.0.entry(what).or_default().unreported += count;
     }
 }
 
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_is_told_at_first_and_then_once_a_minute() {
+    fn a_kind_is_reported_at_first_and_then_once_a_minute() {
         let (start, mut tally) = (Instant::now(), Tally::default());
         let at = |seconds| start + Duration::from_secs(seconds);
         let note = |tally: &mut Tally<u32>| tally.note(1, |_| 0);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_told_is_told_later() {
+    fn a_failed_report_is_repeated_later() {
         let (start, mut tally) = (Instant::now(), Tally::default());
         let at = |seconds| start + Duration::from_secs(seconds);
         tally.note(1, |_| 0);

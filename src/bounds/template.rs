@@ -1,9 +1,9 @@
 //! Templates of definitions and scenarios. Bounds hold for the source, for each tag ([`shape`]), for
-//! the steps of rendering, for the intermediate values of expressions ([`made`]) and for the rendered
+//! the steps of rendering, for the intermediate values of expressions ([`output_limits`]) and for the rendered
 //! text. An undefined value is an error.
 
-mod made;
-mod rewritten;
+mod output_limits;
+mod rewriter;
 mod shape;
 
 use std::collections::BTreeMap;
@@ -17,24 +17,23 @@ use serde_json::Value;
 
 use super::text::quoted;
 use super::{json, on_large_stack};
-use rewritten::Used;
+use rewriter::FunctionRef;
 
 /// Bytes of a template.
 const MAX_SOURCE: usize = 1024 * 1024;
-/// Steps that rendering one takes.
+/// Steps of one rendering.
 const FUEL: u64 = 200_000;
-/// Bytes of what is rendered.
+/// Bytes of the rendered text.
 const MAX_TEXT: usize = 4 * 1024 * 1024;
 
 /// A template that does not compile or cannot be rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateError {
-    /// Its line, where that is known.
+    /// The line in the template, if known.
     pub line: Option<usize>,
-    /// What kind of error it is.
+    /// The kind of error.
     pub kind: String,
-    /// More, where there is more to say: the name of what is undefined, but neither the rest of the
-    /// template nor the variables.
+    /// Details, such as the name of an undefined variable; never other parts of the template or values of variables.
     pub detail: Option<String>,
 }
 
@@ -65,7 +64,7 @@ pub struct Templates {
 }
 
 impl Templates {
-    /// None yet.
+    /// An empty set of templates.
     pub fn new(undefined: Undefined) -> Self {
         let mut environment = Environment::new();
         environment.set_fuel(Some(FUEL));
@@ -74,11 +73,11 @@ impl Templates {
             Undefined::Strict => UndefinedBehavior::Strict,
             Undefined::Tested => UndefinedBehavior::SemiStrict,
         });
-        made::bound(&mut environment);
+        output_limits::install(&mut environment);
         Self { environment, sources: BTreeMap::new() }
     }
 
-    /// The same, where `fromjson` makes a value of JSON text.
+    /// Adds the filter `fromjson`, which parses JSON text.
     #[must_use]
     pub fn with_fromjson(mut self) -> Self {
         let read = |text: &str| match json::read::<Value>(text) {
@@ -89,11 +88,11 @@ impl Templates {
         self
     }
 
-    /// The same with percent-encoding of every inserted value, so that it stays one segment of a path.
+    /// Percent-encodes every inserted value, so that it stays one segment of a path.
     #[must_use]
     pub fn percent_encoding(mut self) -> Self {
         self.environment.set_formatter(|out, _, value| {
-            made::written(out, value, &|out, text| {
+            output_limits::write_value(out, value, &|out, text| {
                 for byte in text.bytes() {
                     if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
                         out.write_fmt(format_args!("{}", char::from(byte)))?;
@@ -113,19 +112,19 @@ impl Templates {
     /// [`TemplateError`].
     pub fn add(&mut self, name: &'static str, source: &str) -> Result<Vec<String>, TemplateError> {
         let compiled =
-            self.compiled(source, false, |syntax| rewritten::template(name, source, syntax))?;
-        self.know(&compiled.uses)?;
+            self.compiled(source, false, |syntax| rewriter::template(name, source, syntax))?;
+        self.check_functions(&compiled.functions)?;
         let is_global = |name: &str| self.environment.globals().any(|(global, _)| global == name);
-        let asked = compiled.asks.into_iter().filter(|name| !is_global(name));
+        let asked = compiled.variables.into_iter().filter(|name| !is_global(name));
         let asked = asked.map(str::to_owned).collect();
         self.sources.insert(name, source.to_owned());
         Ok(asked)
     }
 
-    /// Compiles a template under a name that asks for nothing but these variables.
+    /// Compiles a template under a name that may use only these variables.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The error as text.
     pub fn add_over(
         &mut self,
         name: &'static str,
@@ -172,18 +171,18 @@ impl Templates {
     /// [`TemplateError`].
     pub fn check(&self, source: &str) -> Result<(), TemplateError> {
         let compiled =
-            self.compiled(source, false, |syntax| rewritten::template("<string>", source, syntax))?;
-        self.know(&compiled.uses)
+            self.compiled(source, false, |syntax| rewriter::template("<string>", source, syntax))?;
+        self.check_functions(&compiled.functions)
     }
 
-    fn know(&self, uses: &[Used<'_>]) -> Result<(), TemplateError> {
+    fn check_functions(&self, uses: &[FunctionRef<'_>]) -> Result<(), TemplateError> {
         let mut state = self.environment.empty_state();
-        let mut is_known = |used: &Used<'_>| {
+        let mut is_known = |used: &FunctionRef<'_>| {
             let known = state.perform_test(used.kind, &[minijinja::Value::from(used.name)]);
             known.unwrap_or_default()
         };
         match uses.iter().find(|used| !is_known(used)) {
-            Some(Used { kind, name, line }) => Err(TemplateError {
+            Some(FunctionRef { kind, name, line }) => Err(TemplateError {
                 line: Some(*line),
                 kind: format!("unknown {kind}"),
                 detail: Some(format!("there is no {kind} {}", quoted(name))),
@@ -194,20 +193,19 @@ impl Templates {
 
     /// Whether a source is one expression.
     pub fn is_expression(&self, source: &str) -> bool {
-        self.compiled(source, true, |_| rewritten::expression(source)).is_ok()
+        self.compiled(source, true, |_| rewriter::expression(source)).is_ok()
     }
 
-    /// The value of one expression; `None` where it is undefined.
+    /// The value of one expression; `None` if it is undefined.
     ///
     /// # Errors
-    /// [`TemplateError`], also where the value is not one of JSON.
+    /// [`TemplateError`], also if the value cannot be represented in JSON.
     pub fn value(
         &self,
         expression: &str,
         variables: &[(&str, &Value)],
     ) -> Result<Option<Value>, TemplateError> {
-        let instructions =
-            self.compiled(expression, true, |_| rewritten::expression(expression))?;
+        let instructions = self.compiled(expression, true, |_| rewriter::expression(expression))?;
         let value = self.evaluated(&instructions, variables, &mut String::new())?;
         let value = value.unwrap_or_default();
         if value.is_undefined() {
@@ -220,7 +218,7 @@ impl Templates {
         })
     }
 
-    /// Compiles a source that is neither too large nor too deeply nested, on a large enough stack.
+    /// Compiles a source, after checking its size and nesting, on a stack that is large enough.
     fn compiled<T: Send>(
         &self,
         source: &str,
@@ -247,7 +245,7 @@ impl Templates {
         variables: &[(&str, &Value)],
     ) -> Result<String, TemplateError> {
         let compiled =
-            self.compiled(source, false, |syntax| rewritten::template(name, source, syntax))?;
+            self.compiled(source, false, |syntax| rewriter::template(name, source, syntax))?;
         let mut text = String::new();
         let done = self.evaluated(&compiled.instructions, variables, &mut text);
         if text.len() > MAX_TEXT {
@@ -256,14 +254,14 @@ impl Templates {
         done.map(|_| text)
     }
 
-    /// The value that evaluation leaves, if the source is an expression, and the text that it writes.
+    /// Evaluates instructions: returns the value of an expression, and appends rendered text to `text`.
     fn evaluated<'a>(
         &'a self,
         instructions: &Instructions<'a>,
         variables: &[(&str, &Value)],
         text: &mut String,
     ) -> Result<Option<minijinja::Value>, TemplateError> {
-        made::begin();
+        output_limits::reset();
         let mut output = make_string_output(text);
         let (variables, blocks) = (context(variables), BTreeMap::new());
         let none = AutoEscape::None;

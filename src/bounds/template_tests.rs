@@ -129,7 +129,7 @@ fn no_template_is_too_deep_for_a_stack() {
 }
 
 #[test]
-fn what_is_made_on_the_way_is_bounded() {
+fn intermediate_values_are_bounded() {
     let templates = Templates::new(Undefined::Tested).with_fromjson();
     let inputs = json!({"doc": "a".repeat(400_000), "old": "a", "new": "b".repeat(400_000),
         "many": vec!["a"; 50_000], "n": 999_999_999, "breaks": "\n".repeat(400_000)});

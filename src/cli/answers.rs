@@ -86,7 +86,7 @@ pub(super) struct CallArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct AskedArg {
-    /// The event that asked, as shown by `runs show`; refused if the call has been asked about anew since
+    /// The number of the event that asks, as shown by `runs show`; refused if the call was asked about again since
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     seq: Option<i64>,
 }

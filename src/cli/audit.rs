@@ -27,7 +27,7 @@ const VERIFY_EXAMPLES: &str = "\
 Exit code 1 if anything was changed, deleted, added or reordered after it was closed. The newest number and hash can be
 kept elsewhere, which shows whether stretches at the end are missing. With a key in the variable of [audit] key_env, every
 stretch must be signed with it; those from before the key was set are excepted with --unsigned-until, and the audit record
-audit.signing_changed has the number of the first one that is signed. Stretches that were closed late are named, which is no fault.
+audit.signing_changed has the number of the first one that is signed. Stretches that were closed late are listed; that is not an error.
 
 Examples:
   toolloop audit verify

@@ -9,10 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use axum::body::{Body, Bytes};
 use clap::Args;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_DISPOSITION, CONTENT_TYPE, HOST};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_DISPOSITION, CONTENT_TYPE, HOST, LOCATION};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::redirect;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::Value;
 use tower::ServiceExt as _;
@@ -23,6 +24,7 @@ use super::kinds::Kind;
 use super::shell_words::{path_word, shell_word};
 use crate::app::{self, AppError};
 use crate::bounds::address::is_loopback;
+use crate::bounds::text::bare_type;
 use crate::config::{Config, Flags};
 use crate::message::visible::escaped;
 use crate::store::StoreError;
@@ -239,7 +241,7 @@ impl Client {
         Self::local(Config::read(flags)?, tenant, options).await
     }
 
-    /// As [`open`](Self::open), for commands that need what is there already.
+    /// As [`open`](Self::open), for commands that need an existing database.
     ///
     /// # Errors
     /// [`NoDatabase`] where there is none, and any of `open`.
@@ -383,9 +385,9 @@ impl Client {
             ));
         }
         let given = response.headers().get(CONTENT_TYPE).and_then(|given| given.to_str().ok());
-        let given = given.unwrap_or("nothing").split(';').next().unwrap_or_default().trim();
-        if !given.eq_ignore_ascii_case(EVENT_STREAM) {
-            let what = format!("{} instead of {EVENT_STREAM}", escaped(given));
+        let given = bare_type(given.unwrap_or("nothing"));
+        if given != EVENT_STREAM {
+            let what = format!("{} instead of {EVENT_STREAM}", escaped(&given));
             return Err(ClientError::UnexpectedResponse(what));
         }
         Ok(response.into_body())
@@ -433,6 +435,8 @@ impl Client {
 
     async fn refused(&self, response: Response<Body>) -> ClientError {
         let status = response.status();
+        let elsewhere = response.headers().get(LOCATION).and_then(|to| to.to_str().ok());
+        let elsewhere = elsewhere.map(|to| escaped(to).into_owned());
         let bytes = match response.into_body().collect().await {
             Ok(bytes) => bytes.to_bytes(),
             Err(error) => return self.broken(&error),
@@ -442,7 +446,13 @@ impl Client {
             Err(_) if GATEWAY_ERRORS.contains(&status) => {
                 self.unreachable_error(format!("it answers {status}"))
             }
-            Err(_) => unexpected_status(status),
+            Err(_) => match elsewhere {
+                Some(to) => {
+                    let what = format!("status {status}, which leads to {to}");
+                    ClientError::UnexpectedResponse(what)
+                }
+                None => unexpected_status(status),
+            },
         }
     }
 
@@ -467,7 +477,8 @@ impl ClientError {
         match self {
             Self::Unreachable { .. } => true,
             Self::Refused(refusal) => {
-                refusal.status >= 500 || refusal.status == StatusCode::TOO_MANY_REQUESTS
+                let is_outage = refusal.status >= 500 && refusal.code != "JOURNAL_UNREADABLE";
+                is_outage || refusal.status == StatusCode::TOO_MANY_REQUESTS
             }
             Self::UnexpectedResponse(_) => false,
         }
@@ -542,6 +553,7 @@ fn http_client(is_here: bool, patience: Duration) -> reqwest::Result<reqwest::Cl
     let http = reqwest::Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
         .read_timeout(patience)
+        .redirect(redirect::Policy::none()) // it would lose the key, or the body
         .user_agent(concat!("toolloop/", env!("CARGO_PKG_VERSION")));
     if is_here { http.no_proxy().build() } else { http.build() }
 }
@@ -610,6 +622,34 @@ mod tests {
         }
         let remote = Remote::new("http://u:hunter2@h/v1/", None).unwrap();
         assert_eq!((&*remote.base, &*remote.shown), ("http://u:hunter2@h", "http://u@h"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_asked_for_again() {
+        let refused = |status, code: &str| {
+            ClientError::Refused(Box::new(ApiError {
+                status,
+                code: code.to_owned(),
+                detail: String::new(),
+                errors: Vec::new(),
+                request_id: None,
+            }))
+        };
+        assert!(refused(503, "STORE_UNAVAILABLE").is_transient());
+        assert!(!refused(500, "JOURNAL_UNREADABLE").is_transient());
+    }
+
+    #[tokio::test]
+    async fn a_redirect_is_told_and_not_followed() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let moved = || async { (StatusCode::MOVED_PERMANENTLY, [(LOCATION, "/elsewhere")]) };
+        let service = axum::Router::new().fallback(moved);
+        tokio::spawn(async move { axum::serve(listener, service).await });
+        let service = Service::Remote(Remote::new(&server, None).unwrap());
+        let client = Client { service, options: String::new() };
+        let told = client.get("/runs", &crate::cli::kinds::LIST).await.unwrap_err().to_string();
+        assert!(told.contains("301 Moved Permanently, which leads to /elsewhere"), "{told}");
     }
 
     #[test]

@@ -135,7 +135,7 @@ fn mcp_server(config: &Config, status: ServerStatus) -> Vec<Finding> {
     let connection = config.mcp.get(&name).map(|server| &server.connection);
     let is_program = matches!(connection, Some(McpConnection::Program { .. }));
     let reads = if is_program {
-        ", and name in its `reads` what the program needs beside the files of the system"
+        ", and list in its `reads` the files that the program needs in addition to those of the system"
     } else {
         ""
     };
@@ -207,8 +207,8 @@ fn access(config: &Config, admins: Option<AdminKeys>) -> Vec<Finding> {
     }
     let key = match (&config.admin_key, admins) {
         (Some(key), _) if keys::parse(key.expose_secret()).is_none() => {
-            let detail = "TOOLLOOP_ADMIN_KEY does not have the form tl_<id>_<secret>";
-            Finding::fail("administrator", detail, "the secret needs 16 to 256 visible characters")
+            let detail = keys::KeyError::MalformedAdminKey.to_string();
+            Finding::fail("administrator", detail, "set it to a token of this form, or to none")
         }
         (Some(_), _) => Finding::ok("administrator", "TOOLLOOP_ADMIN_KEY is set"),
         (None, Some(AdminKeys::Usable)) => {

@@ -32,7 +32,7 @@ pub(super) struct EventFollower<'c> {
     stream: Option<(BodyDataStream, Splitter)>,
     /// The delay before the next try.
     pause: Duration,
-    /// Since when it has been tried in vain to connect.
+    /// Since when connecting has failed.
     unreachable_since: Option<Instant>,
 }
 

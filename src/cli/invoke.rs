@@ -84,7 +84,7 @@ pub(super) struct InvokeArgs {
 
 const AFTER_CALL_HELP: &str = "\
 The call is a run of its own in which no model is asked: its permission check, approvals, budgets and records are
-those of any other. The tool's result is the run's output. Everything else is as of `toolloop invoke`.
+those of any other run. The tool's result is the run's output. Everything else is as in `toolloop invoke`.
 
 Exit codes: 0 completed · 1 failed, refused or not started · 2 wrong usage · 3 waits for an answer · 130 cancelled
 
@@ -264,7 +264,7 @@ async fn parked(
         match client.get(&format!("/runs/{run_id}"), &RUN).await {
             Ok(run) => break run,
             Err(ClientError::Refused(refusal)) if refusal.status == 403 => {
-                let waiting = "  what it waits for is told to keys with the scope `runs:read`";
+                let waiting = "  what it waits for is shown to keys with the scope `runs:read`";
                 let run = json!({"run_id": run_id, "status": status});
                 return Ok(Some((run, waiting.to_owned())));
             }

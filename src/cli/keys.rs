@@ -186,12 +186,12 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The path of the list of a tenant's keys; the caller's where none is named.
+/// The path of the list of a tenant's keys; of the caller's tenant if none is named.
 fn list_path(tenant: Option<&str>) -> String {
     tenant.map_or_else(|| "/keys?".to_owned(), |tenant| format!("/keys?tenant={tenant}"))
 }
 
-/// Revokes a key; asks first where it is one that should not be revoked by accident.
+/// Revokes a key; asks for confirmation if it should not be revoked by accident.
 async fn revoke(client: &Client, id: &str, path: &str, force: bool) -> anyhow::Result<()> {
     let forced = format!("{path}&force=true");
     match client.delete(if force { &forced } else { path }).await {

@@ -1,4 +1,4 @@
-//! What commands need of the service's answers, so that another server's answer is not taken for one.
+//! The fields that commands need of an answer, so that the answer of another server is recognised as such.
 //!
 //! Everything else may be missing or new: an older command line can work with a newer service.
 

@@ -141,7 +141,7 @@ enum Command {
 }
 
 const CHECK_CODES: &str = "\
-Exit codes: 0 all is valid · 1 a definition, a scenario or a file of tools is not · 2 a setting is not";
+Exit codes: 0 everything is valid · 1 a definition, a scenario or a tools file is invalid · 2 a setting is invalid";
 
 const COMPLETION_EXAMPLES: &str = "\
 Examples:

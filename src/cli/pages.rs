@@ -8,7 +8,7 @@ use super::kinds::{Kind, LIST};
 /// Items of a page.
 pub(super) const PAGE: usize = 200;
 
-/// A list of which some pages were read.
+/// A list whose pages are read one by one.
 pub(super) struct Pages<'c> {
     client: &'c Client,
     path: String,

@@ -21,7 +21,7 @@ use crate::agents::{DefinitionError, is_agent_name, without_failed_examples};
 use crate::app;
 use crate::bounds::yaml;
 use crate::config::{Config, Flags};
-use crate::runtime::{Decided, PolicyCase};
+use crate::runtime::{CaseDecision, PolicyCase};
 
 const REPLAY_EXAMPLES: &str = "\
 Examples:
@@ -61,7 +61,7 @@ pub(super) enum PolicyCommand {
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
-    /// The agent whose runs are looked at
+    /// The agent whose runs are judged
     #[arg(long)]
     agent: String,
     /// Definition file to judge by [default: the agent's own]
@@ -287,8 +287,8 @@ fn definition_file(config: &Config, file: &Path, cases: &CaseFile) -> Result<Pat
 }
 
 /// How a decision differs from the expected one.
-fn mismatch(case: &PolicyCase, decided: &Decided) -> Option<String> {
-    let Decided { decision, rule, reason, actions: _ } = decided;
+fn mismatch(case: &PolicyCase, decided: &CaseDecision) -> Option<String> {
+    let CaseDecision { decision, rule, reason, actions: _ } = decided;
     let is_as_expected = *decision == case.expect.as_str()
         && case.rule.as_ref().is_none_or(|expected| expected == rule);
     let expected = case.rule.as_ref().map(|rule| format!(" by {rule}")).unwrap_or_default();

@@ -214,7 +214,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         }
         RunEvent::ScanWarned(warned) => warning(&warned.in_words()),
         RunEvent::LabelsChanged(changed) => {
-            format!("  the run has read what is {}", changed.labels.names().join(" and "))
+            format!("  the run has read {} data", changed.labels.names().join(" and "))
         }
         RunEvent::ContextCompacted(compacted) => shrunk(compacted),
         RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {

@@ -50,7 +50,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = INIT_EXAMPLES)]
 pub(super) struct InitArgs {
-    /// The directory, made if it is missing [default: this directory]
+    /// The directory, created if it is missing [default: this directory]
     directory: Option<PathBuf>,
     #[command(flatten)]
     output: JsonArg,

@@ -193,7 +193,7 @@ async fn watch(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// The events that there are of a run, to which none is added while this command has the database.
+/// The stored events of a run; none is added while this command has the database.
 async fn show_so_far(client: &Client, args: &RunArgs, run: &Value) -> anyhow::Result<ExitCode> {
     let id = args.id;
     let (events, _) = client.list(&format!("/runs/{id}/events?"), usize::MAX, &EVENT).await?;

@@ -16,7 +16,7 @@ use super::invoke::CallArgs;
 use super::output::{one_line, print, print_json, print_notice};
 use crate::message::visible::escaped;
 use crate::tools::declared::openapi::{Document, Imported, Listed};
-use crate::tools::declared::{read_document, readable, written};
+use crate::tools::declared::{read_document, readable, yaml_output};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ToolsCommand {
@@ -86,7 +86,7 @@ pub(super) fn import(args: ImportArgs) -> anyhow::Result<()> {
     for (id, part) in parts {
         print_notice(&escaped(&format!("left out of the operation {id:?}: {part}")));
     }
-    let text = written::yaml(&document.server(), &entries);
+    let text = yaml_output::write(&document.server(), &entries);
     readable(&text).map_err(|why| {
         UsageError(format!("these operations do not fit in one file of tools, import fewer: {why}"))
     })?;

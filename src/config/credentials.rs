@@ -76,7 +76,7 @@ pub(super) fn resolve(
         return Err(sources.error(&key("username"), "must be one line without a colon"));
     }
     if username.is_some() && header.is_some() {
-        let message = "has no meaning beside username, which is sent in Authorization";
+        let message = "must not be set together with username, which is sent in Authorization";
         return Err(sources.error(&key("header"), message));
     }
     let header = header.as_ref().map(|name| HeaderName::try_from(name.as_str())).transpose();

@@ -1,7 +1,7 @@
 //! `[mcp.<name>]`: servers of the Model Context Protocol, whose tools agents can use.
 //!
 //! A server is a program that the service starts, or an address that it asks. What its tools do is
-//! declared by the operator; what it says of itself is not believed.
+//! declared by the operator; its own description of its tools is not trusted.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -115,7 +115,7 @@ pub(super) struct McpSettings {
     url: Option<String>,
     /// The environment variable with its key, which is sent as a bearer token.
     api_key_env: Option<String>,
-    /// What its tools do, by their names; the others are taken for destructive.
+    /// The effects of its tools, by name; tools that are not listed count as destructive.
     #[serde(default)]
     effects: BTreeMap<String, McpEffect>,
 }
@@ -170,17 +170,17 @@ fn of_name(
         ("allow_private", written.allow_private.is_empty()),
     ];
     let connection = match (&written.command, &written.url) {
-        (Some(_), Some(_)) => return wrong("url", "has no meaning beside command"),
+        (Some(_), Some(_)) => return wrong("url", "must not be set together with command"),
         (None, None) => return wrong("", "needs command (a program) or url (an address)"),
         (Some(command), None) => {
             if written.api_key_env.is_some() {
-                return wrong("api_key_env", "has no meaning beside command; use env");
+                return wrong("api_key_env", "must not be set together with command; use env");
             }
             program(name, command, written, sources)?
         }
         (None, Some(url)) => {
             if let Some((key, _)) = has_program_settings.iter().find(|(_, is_unset)| !is_unset) {
-                return wrong(key, "has no meaning beside url");
+                return wrong(key, "must not be set together with url");
             }
             let url = match address::read(url) {
                 Ok(url) if url.query().is_none() => url,
@@ -224,8 +224,9 @@ fn program(
         return wrong("env", format!("it or reads has more than {MAX_LISTED} entries"));
     }
     if let Some(odd) = env.iter().find(|name| !is_variable(name)) {
-        let why =
-            format!("{odd:?} is no name of an environment variable; values are not written here");
+        let why = format!(
+            "{odd:?} is not the name of an environment variable; values are not written here"
+        );
         return wrong("env", why);
     }
     if let Some(own) = env.iter().find(|name| name.starts_with(OWN)) {

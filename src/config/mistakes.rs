@@ -1,6 +1,6 @@
 //! All that is wrong with settings, for people: reading stops at the first mistake.
 
-use super::{Config, ConfigError, Flags, unset};
+use super::{Config, ConfigError, Flags, unset_variables};
 
 /// Mistakes that are reported at most.
 const MAX_MISTAKES: usize = 20;
@@ -11,7 +11,10 @@ impl Config {
     pub fn mistakes(flags: &Flags) -> Vec<ConfigError> {
         let (mut found, mut left_out) = (Vec::new(), Vec::<String>::new());
         while found.len() < MAX_MISTAKES {
-            let Err(mistake) = Self::read_with(flags, unset::stand_in, &left_out) else { break };
+            let Err(mistake) = Self::read_with(flags, unset_variables::add_placeholders, &left_out)
+            else {
+                break;
+            };
             let key = mistake.removable_key().and_then(|key| next_to_leave_out(key, &left_out));
             let is_made_by_us = left_out.iter().any(|removed| mistake.misses(removed));
             if !is_made_by_us && !found.contains(&mistake) {

@@ -63,8 +63,7 @@ fn directories<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf
     {
         None => Ok(directories),
         Some(odd) => {
-            let message =
-                format!("{} is no absolute path of a directory of programs", odd.display());
+            let message = format!("{} is not an absolute path of a directory", odd.display());
             Err(serde::de::Error::custom(message))
         }
     }
@@ -79,8 +78,8 @@ fn variables<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, 
     match names.iter().find(|name| !is_name(name)) {
         None if names.len() <= 64 => Ok(names),
         None => Err(serde::de::Error::custom("has more than 64 names")),
-        Some(odd) => {
-            Err(serde::de::Error::custom(format!("{odd:?} is no name of an environment variable")))
-        }
+        Some(odd) => Err(serde::de::Error::custom(format!(
+            "{odd:?} is not the name of an environment variable"
+        ))),
     }
 }

@@ -137,17 +137,17 @@ impl Sources {
     /// Overrides with the values of a file.
     pub(super) fn add_file(&mut self, file: &Path, text: &str) -> Result<(), ConfigError> {
         file.clone_into(&mut self.file);
-        self.add(text, Origin::File)
+        self.add(text, |offset| Origin::File(line_of(text, offset)))
     }
 
+    /// `origin` receives the position in the text at which a key begins.
     fn add(&mut self, text: &str, origin: impl Fn(usize) -> Origin) -> Result<(), ConfigError> {
-        let line = |offset: usize| text.bytes().take(offset).filter(|b| *b == b'\n').count() + 1;
         let table = DeTable::parse(text).map_err(|e| ConfigError::Syntax {
             file: self.file.clone(),
-            line: line(e.span().map_or(0, |span| span.start)),
+            line: line_of(text, e.span().map_or(0, |span| span.start)),
             message: e.message().to_owned(),
         })?;
-        self.add_table(&mut Vec::new(), table.get_ref(), &|offset| origin(line(offset)));
+        self.add_table(&mut Vec::new(), table.get_ref(), &origin);
         Ok(())
     }
 
@@ -340,6 +340,11 @@ impl Sources {
             _ => path.to_owned(),
         }
     }
+}
+
+/// The line in which a byte of a text is, from 1.
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|b| *b == b'\n').count() + 1
 }
 
 /// TOML as JSON; a date becomes a string.

@@ -96,7 +96,7 @@ pub(super) fn origins<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     match origins.iter().find(|origin| !is_origin(origin)) {
         None => Ok(origins),
         Some(odd) => Err(D::Error::custom(format!(
-            "{odd:?} is no origin; write scheme, host and port, e.g. \"https://app.example.com\""
+            "{odd:?} is not an origin; write scheme, host and port, e.g. \"https://app.example.com\""
         ))),
     }
 }

@@ -46,7 +46,7 @@ pub fn unknown_variable_message(name: &str) -> String {
     let meant = nearest(rest, KNOWN);
     let meant =
         meant.map_or_else(String::new, |known| format!(" (did you mean `{PREFIX}{known}`?)"));
-    format!("the environment variable {name} is no setting{meant}")
+    format!("the environment variable {name} is not a setting{meant}")
 }
 
 /// What Kubernetes sets in every container for a service whose name begins with `toolloop`.
@@ -93,9 +93,11 @@ mod tests {
         assert_eq!(unknown, ["TOOLLOOP_EXPORT", "TOOLLOOP_FOO", "TOOLLOOP_LOGS"]);
         let message = unknown_variable_message("TOOLLOOP_AGENT_DIR");
         assert!(
-            message.ends_with("is no setting (did you mean `TOOLLOOP_AGENTS_DIR`?)"),
+            message.ends_with("is not a setting (did you mean `TOOLLOOP_AGENTS_DIR`?)"),
             "{message}"
         );
-        assert!(unknown_variable_message("TOOLLOOP_FOO").ends_with("TOOLLOOP_FOO is no setting"));
+        assert!(
+            unknown_variable_message("TOOLLOOP_FOO").ends_with("TOOLLOOP_FOO is not a setting")
+        );
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn resolve(
     Ok(Webhooks { secrets, hosts, networks })
 }
 
-/// The key that a secret stands for.
+/// The key that a secret encodes.
 pub fn key(secret: &str) -> Option<Vec<u8>> {
     let key = BASE64_STANDARD.decode(secret.strip_prefix("whsec_")?).ok()?;
     SECRET_BYTES.contains(&key.len()).then_some(key)

@@ -23,6 +23,6 @@ pub use crate::tools::lease::Lease;
 pub use handlers::Handlers;
 pub use journal::{AppendFailed, Entry, Journal};
 pub use plan::{Contract, Plan, PlanError, Rules, Window};
-pub use run::room::Room;
+pub use run::conversation_memory::ConversationMemory;
 pub use run::{Audience, Driven, Pieces, Run, RunControl, Stopped};
 pub use state::{Disposal, FoldError, State, Step};

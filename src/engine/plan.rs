@@ -4,7 +4,7 @@
 //! can only lower numbers and remove tools. [`Rules`] is the part that the state machine needs.
 
 mod contract;
-mod given;
+mod given_call;
 mod models;
 mod narrowing;
 mod rules;
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 pub use self::contract::Contract;
 use self::contract::{contract, tool_choice};
-use self::given::only_given;
+use self::given_call::only_given_call;
 use self::models::check_selected_model;
 use self::narrowing::{
     CapsOfTree, delegation_seconds, narrowed_budget, narrowed_limits, not_widened,
@@ -111,7 +111,7 @@ impl Plan {
         let tools = tools_of_run(executor, overrides, definition, kind, &bounds);
         let (mut offers, withheld): (Vec<_>, Vec<_>) =
             tools.into_iter().partition(|tool| use_skill::leaves(&bounds, &tool.name));
-        let given = only_given(kind, overrides, &mut offers)?;
+        let given = only_given_call(kind, overrides, &mut offers)?;
         let contract = contract(definition, overrides, kind, &mut offers);
         let single_shot = single || offers.is_empty();
         if single_shot && !single {
@@ -200,7 +200,7 @@ impl Plan {
 
     /// The models of a call and their sampling parameters. `writes_answer`: the call only writes the final
     /// answer.
-    pub fn asked(&self, writes_answer: bool) -> (&[String], &Sampling) {
+    pub fn models_and_sampling(&self, writes_answer: bool) -> (&[String], &Sampling) {
         match self.answer.as_ref().filter(|_| writes_answer) {
             Some(answer) => (&answer.models, &answer.sampling),
             None => (&self.models, &self.sampling),
@@ -248,7 +248,8 @@ impl Plan {
         })
     }
 
-    /// Checks that each model has a price, as stop conditions of the ancestors require.
+    /// Checks that each model has a price, as a budget in dollars or a stop condition, of the run or of an ancestor,
+    /// requires.
     ///
     /// # Errors
     /// [`PlanError`] for a model without one.
@@ -256,7 +257,7 @@ impl Plan {
         let of_answer = self.answer.iter().flat_map(|answer| &answer.models);
         let mut models = self.models.iter().chain(of_answer);
         let has_none =
-            |model: &&String| router.resolve(model).is_ok_and(|route| route.price.is_none());
+            |model: &&String| !router.resolve(model).is_ok_and(|route| route.price.is_some());
         match models.find(has_none) {
             Some(model) => Err(refused("/model", requirements::without_price(model))),
             None => Ok(()),

@@ -5,14 +5,14 @@
 //! published. A model call overlaps the commit of earlier events; its answer is used when all entries except
 //! the newest one are durable, so that a crash repeats at most two model calls.
 
-mod asking;
+mod budget_reservations;
 mod calls;
 mod compact;
-mod given;
-mod handing_over;
+pub mod conversation_memory;
+mod given_call;
 pub mod large_answers;
-pub mod room;
-mod sharing;
+mod model_calls;
+mod outbox;
 mod waiting;
 
 use std::sync::{Arc, OnceLock};
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use self::handing_over::Outgoing;
+use self::outbox::Outbox;
 use super::budget::SharedBudget;
 use super::handlers::Handlers;
 use super::journal::{AppendFailed, Journal};
@@ -42,7 +42,7 @@ use crate::providers::router::Router;
 use crate::run::{RunStatus, TraceContext};
 use crate::tools::Listener;
 use crate::tools::executor::{Executor, RunScope};
-use crate::tools::keeping::NotKept;
+use crate::tools::file_store::NotStored;
 use crate::tools::lease::{Lease, Standing};
 use crate::tools::results;
 
@@ -165,20 +165,20 @@ pub enum Stopped {
     LeaseOver,
     /// The object store or the database was unavailable for too long.
     #[error("the files of the run cannot be synchronised with the object store at the moment")]
-    FilesNotKept,
+    FilesNotStored,
     /// The conversations in memory, this one included, would be too large.
     #[error("there is not enough memory for a conversation of this size")]
-    NoRoom,
+    OutOfMemory,
     /// An event did not fit the state: a fault of the service.
     #[error("the journal does not fit the state: {0}")]
     Fold(#[from] FoldError),
 }
 
-impl From<NotKept> for Stopped {
-    fn from(not_kept: NotKept) -> Self {
-        match not_kept {
-            NotKept::Unavailable => Self::FilesNotKept,
-            NotKept::Fenced | NotKept::Orphaned => Self::Journal(AppendFailed::Fenced),
+impl From<NotStored> for Stopped {
+    fn from(not_stored: NotStored) -> Self {
+        match not_stored {
+            NotStored::Unavailable => Self::FilesNotStored,
+            NotStored::Fenced | NotStored::Orphaned => Self::Journal(AppendFailed::Fenced),
         }
     }
 }
@@ -231,7 +231,7 @@ pub struct Run {
     /// Their audit records.
     pub audit: Vec<AuditRecord>,
     /// Memory for its conversation.
-    pub room: room::Share,
+    pub memory_share: conversation_memory::MemoryShare,
     /// Held while a large answer, or large results of calls, are not used yet.
     pub large_answer: Option<large_answers::MemoryPermit>,
 }
@@ -239,6 +239,7 @@ pub struct Run {
 impl Run {
     /// Runs until the end is durable, or until the run waits and is given back.
     pub async fn drive(&mut self) -> Result<Driven, Stopped> {
+        self.count_below().await?;
         loop {
             if !self.state.is_cancel_requested()
                 && self.state.ending().is_none()
@@ -313,11 +314,11 @@ impl Run {
 
     /// Reserves the memory that the conversation needs now.
     async fn make_room(&mut self) -> Result<(), Stopped> {
-        if self.room.resize(self.state.bytes()) {
+        if self.memory_share.resize(self.state.bytes()) {
             return Ok(());
         }
         self.persist_earlier().await?;
-        Err(Stopped::NoRoom)
+        Err(Stopped::OutOfMemory)
     }
 
     /// Appends what is recorded and waits until all of it is durable.
@@ -383,13 +384,13 @@ impl Run {
     }
 
     fn hand_over_as(&mut self, park: Option<RunStatus>) {
-        let mut outgoing = Outgoing::of(&mut self.journal, &mut self.outbox, &mut self.audit);
-        outgoing.hand_over(self.state.totals(), park);
+        let mut outbox = Outbox::of(&mut self.journal, &mut self.outbox, &mut self.audit);
+        outbox.hand_over(self.state.totals(), park);
     }
 
     fn hand_over_earlier(&mut self) {
-        let mut outgoing = Outgoing::of(&mut self.journal, &mut self.outbox, &mut self.audit);
-        outgoing.hand_over_earlier(self.state.totals());
+        let mut outbox = Outbox::of(&mut self.journal, &mut self.outbox, &mut self.audit);
+        outbox.hand_over_earlier(self.state.totals());
     }
 
     /// Parks the run and gives it back.

@@ -57,7 +57,7 @@ pub struct ToolCallStarted {
     pub arguments: Option<Arc<Value>>,
 }
 
-/// What a tool answered that was asked after a crash what had become of a call.
+/// Whether a call took effect, as its tool answered after a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reconciled {
@@ -153,11 +153,15 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub child_run_id: Option<Uuid>,
-    /// What the tool answered that was asked after a crash what had become of the call; absent where
-    /// it was not asked or did not know.
+    /// Whether the call took effect, as its tool answered after a crash; absent if the tool
+    /// was not asked or did not know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub reconciled: Option<Reconciled>,
+    /// Whether a person found out after a crash that the call took effect; its duration is unknown.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    pub found_out: bool,
 }
 
 /// Network requests of a call.
@@ -170,7 +174,7 @@ pub struct NetworkUse {
     /// Requests that were refused.
     #[schema(required)]
     pub refused: u64,
-    /// How many of those sent the start of the call counted already.
+    /// How many of the sent requests were already counted when the call started.
     #[serde(skip_serializing_if = "is_zero")]
     pub announced: u64,
     /// Whether the run's budget refused one of them, which ends the run.
@@ -238,7 +242,19 @@ impl ToolCallCompleted {
             replaced: None,
             child_run_id: None,
             reconciled: None,
+            found_out: false,
         }
+    }
+
+    /// Milliseconds of execution; `None` where they are unknown: the outcome was found out, or given up, after a
+    /// crash.
+    pub fn known_duration_ms(&self) -> Option<u64> {
+        let is_known = match self.failure {
+            Some(CallFailure::UnknownOutcome) => false,
+            Some(CallFailure::Cancelled) => self.duration_ms > 0,
+            _ => !self.found_out,
+        };
+        is_known.then_some(self.duration_ms)
     }
 
     /// Whether the tool was executed, and this is what came of it.

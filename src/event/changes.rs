@@ -14,7 +14,7 @@ pub struct FileChange {
     pub path: String,
     /// What happened to it.
     pub change: ChangeKind,
-    /// Where a moved file was; absent unless it was moved.
+    /// The earlier path of a moved file; absent unless it was moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub from: Option<String>,

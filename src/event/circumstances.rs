@@ -16,7 +16,7 @@ pub struct Circumstances {
     /// What the run had used of each budget that is limited, without this call.
     #[serde(skip_serializing_if = "BudgetSpent::is_nothing")]
     pub used: BudgetSpent,
-    /// How the caller's limit of calls a minute stood with this call.
+    /// The state of the caller's limit of calls a minute, this call included.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub rate: Option<CallRate>,
@@ -50,7 +50,7 @@ pub struct BudgetSpent {
     pub network_requests: u64,
 }
 
-/// How a limit of calls a minute stood.
+/// The state of a limit of calls a minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CallRate {
     /// Calls a minute.

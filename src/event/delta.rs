@@ -37,7 +37,7 @@ pub enum Piece {
         /// The next piece of the arguments' JSON text.
         arguments: String,
     },
-    /// The call failed and is retried: discard the pieces so far.
+    /// The answer is given up or begun again: discard the pieces so far.
     Restarted(bool),
 }
 

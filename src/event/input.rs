@@ -9,14 +9,14 @@ use utoipa::ToSchema;
 /// What a server asks for before it completes a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = InputRequired)]
-pub struct InputAsked {
+pub struct InputRequired {
     /// The MCP server that asks.
     pub server: String,
     /// How many times it has asked during this call, including this time.
     pub round: u32,
-    /// What it asks for, by the names that the answers are given under.
+    /// The forms to fill in, by the names under which they are answered.
     pub requests: BTreeMap<String, InputRequest>,
-    /// What the server wants to have back with the answers, unread and unchanged; not served.
+    /// Opaque state that is returned to the server with the answers; not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(ignore)]
     pub request_state: Option<String>,
@@ -71,25 +71,25 @@ impl InputAction {
 /// The answers, by the names of the requests.
 pub type InputResponses = BTreeMap<String, InputResponse>;
 
-/// What a call is made again with.
+/// The answer to a request for input, with which the call is repeated.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InputGiven {
+pub struct InputAnswer {
     /// How many times the server has asked.
     pub round: u32,
     pub request_state: Option<String>,
     pub responses: InputResponses,
 }
 
-impl InputAsked {
-    /// What is between the service and the server is left out.
+impl InputRequired {
+    /// Without the fields that only the service and the server use.
     #[must_use]
     pub fn shown(&self) -> Self {
         Self { request_state: None, requests_uncounted: 0, ..self.clone() }
     }
 
     /// The same with answers.
-    pub fn answered(&self, responses: InputResponses) -> InputGiven {
-        InputGiven { round: self.round, request_state: self.request_state.clone(), responses }
+    pub fn answered(&self, responses: InputResponses) -> InputAnswer {
+        InputAnswer { round: self.round, request_state: self.request_state.clone(), responses }
     }
 }
 

@@ -40,7 +40,7 @@ pub struct ModelResponded {
     pub warnings: Vec<String>,
 }
 
-/// A tool call that the caller made in the agent's name. It stands where a model's answer would.
+/// A tool call that the caller made in the agent's name. It takes the place of a model's answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CallGiven {
     /// The attempt, 1-based.
@@ -75,8 +75,8 @@ pub struct ModelRetried {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub fallback: Option<String>,
-    /// What the try took: as the provider says of an answer that cannot be used, else estimated from the
-    /// part of the answer that had come; absent if none had.
+    /// The usage of the try: as the provider reports it, else estimated from the
+    /// part of the answer that had arrived; absent if nothing had arrived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub usage: Option<Usage>,
@@ -101,8 +101,8 @@ pub struct ModelInterrupted {
     pub provider: String,
     /// The model that was asked, without the provider.
     pub model: String,
-    /// What the call took: as the provider says, else estimated from the part of the answer that had
-    /// come.
+    /// The usage of the call: as the provider reports it, else estimated from the part of the answer that had
+    /// arrived.
     pub usage: Usage,
 }
 

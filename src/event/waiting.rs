@@ -12,7 +12,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{Circumstances, InputAsked, InputResponse, InputResponses};
+use super::{Circumstances, InputRequired, InputResponse, InputResponses};
 use crate::run::{Action, Label, Labels};
 
 /// What a parked run waits for.
@@ -73,7 +73,7 @@ pub struct Awaited {
     pub arguments: Value,
     /// For the person who answers.
     pub reason: String,
-    /// What a decision holds for, in addition to the arguments.
+    /// What a decision applies to, in addition to the arguments.
     #[serde(default, skip_serializing_if = "ApprovalBasis::is_empty")]
     pub basis: ApprovalBasis,
     /// Who is to be asked, by the definition's `owner.escalation_target`.
@@ -107,7 +107,7 @@ pub struct Awaited {
     /// What the tool asks for, for a call of a tool that is not the caller's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
-    pub input: Option<Box<InputAsked>>,
+    pub input: Option<Box<InputRequired>>,
 }
 
 /// What a decision was based on, in addition to the arguments. If it has changed, the call is judged, and

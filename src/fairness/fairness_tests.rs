@@ -18,21 +18,24 @@ fn thread_name() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_over_their_share_are_polled_in_the_lane() {
+async fn tasks_over_their_share_are_polled_in_the_pool() {
     let task = async {
         let before = thread_name();
         sleep(Duration::from_millis(1)).await;
         let spawned = tokio::spawn(async { thread_name() }).await.unwrap();
         (before, thread_name(), spawned)
     };
-    let (before, after, spawned) = Turns::new(over(), task).await;
+    let (before, after, spawned) = FairTask::new(over(), task).await;
     assert_eq!((before.as_str(), after.as_str()), ("over-share", "over-share"));
     assert_ne!(spawned, "over-share");
-    assert_ne!(Turns::new(CpuAccount::tenant("fair"), async { thread_name() }).await, "over-share");
+    assert_ne!(
+        FairTask::new(CpuAccount::tenant("fair"), async { thread_name() }).await,
+        "over-share"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn queries_over_their_share_take_a_place_in_the_lane() {
+async fn queries_over_their_share_take_a_thread_of_the_pool() {
     let query = || async { (thread_name(), Duration::from_millis(1)) };
     let task = async move {
         sleep(Duration::from_millis(1)).await;
@@ -43,15 +46,15 @@ async fn queries_over_their_share_take_a_place_in_the_lane() {
         drop(hold);
         (without_hold, with_hold)
     };
-    let (without_hold, with_hold) = Turns::new(over(), task).await;
+    let (without_hold, with_hold) = FairTask::new(over(), task).await;
     assert_eq!(without_hold, "over-share");
     assert_ne!(with_hold, "over-share", "others may wait for what it holds");
     let panics = async { charged(async { panic!("bad") as ((), Duration) }).await };
-    assert!(Turns::new(over(), panics).await.unwrap_err().panic.is_some());
+    assert!(FairTask::new(over(), panics).await.unwrap_err().panic.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn holders_of_scarce_resources_leave_the_lane() {
+async fn holders_of_scarce_resources_leave_the_pool() {
     let task = async {
         let hold = Hold::new();
         sleep(Duration::from_millis(1)).await;
@@ -60,36 +63,36 @@ async fn holders_of_scarce_resources_leave_the_lane() {
         sleep(Duration::from_millis(1)).await;
         (meanwhile, thread_name())
     };
-    let (meanwhile, after) = Turns::new(over(), task).await;
+    let (meanwhile, after) = FairTask::new(over(), task).await;
     assert_ne!(meanwhile, "over-share");
     assert_eq!(after, "over-share");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_task_that_is_known_late_steps_aside() {
+async fn a_task_moves_to_the_pool_once_its_tenant_is_known() {
     let known = over();
     let task = async move {
         let before = thread_name();
-        known.move_to_lane().await;
+        known.move_to_pool().await;
         (before, known)
     };
     let (before, known) = task.await;
     assert_ne!(before, "over-share");
     let task = async move {
-        known.move_to_lane().await;
+        known.move_to_pool().await;
         thread_name()
     };
-    assert_eq!(Turns::new(over(), task).await, "over-share");
-    CpuAccount::default().move_to_lane().await;
+    assert_eq!(FairTask::new(over(), task).await, "over-share");
+    CpuAccount::default().move_to_pool().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn panics_and_drops_reach_those_who_wait() {
-    let task = tokio::spawn(Turns::new(over(), async { panic!("oh") }));
+async fn panics_and_drops_reach_waiting_tasks() {
+    let task = tokio::spawn(FairTask::new(over(), async { panic!("oh") }));
     assert!(task.await.unwrap_err().is_panic());
 
     let (alive, mut dropped) = oneshot::channel::<()>();
-    let task = tokio::spawn(Turns::new(over(), async move {
+    let task = tokio::spawn(FairTask::new(over(), async move {
         sleep(Duration::from_mins(10)).await;
         drop(alive);
     }));
@@ -102,16 +105,16 @@ async fn panics_and_drops_reach_those_who_wait() {
 #[tokio::test(flavor = "multi_thread")]
 async fn long_work_is_done_beside_its_task() {
     let task = async { (blocking(thread_name).await.unwrap(), thread_name()) };
-    let (worked, polled) = Turns::new(over(), task).await;
+    let (worked, polled) = FairTask::new(over(), task).await;
     assert_eq!((worked.as_str(), polled.as_str()), ("over-share", "over-share"));
     assert_ne!(blocking(thread_name).await.unwrap(), "over-share");
-    assert!(Turns::new(over(), blocking(|| panic!("oh"))).await.is_err());
+    assert!(FairTask::new(over(), blocking(|| panic!("oh"))).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_tasks_of_one_all_end() {
+async fn many_tasks_of_one_tenant_all_end() {
     let tasks = (0..200).map(|number| {
-        tokio::spawn(Turns::new(over(), async move {
+        tokio::spawn(FairTask::new(over(), async move {
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }

@@ -27,16 +27,16 @@ static SHARES: LazyLock<Shares> = LazyLock::new(Shares::new);
 #[derive(Debug)]
 pub(super) struct Share {
     /// Nanoseconds used since the last computation.
-    taken: AtomicU64,
+    used: AtomicU64,
     is_over: AtomicBool,
     /// Permits for scarce resources, while the tenant takes more than its share.
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Default for Share {
     fn default() -> Self {
-        let places = Arc::new(Semaphore::new(at_once()));
-        Self { taken: AtomicU64::default(), is_over: AtomicBool::default(), places }
+        let permits = Arc::new(Semaphore::new(max_concurrency()));
+        Self { used: AtomicU64::default(), is_over: AtomicBool::default(), permits }
     }
 }
 
@@ -54,7 +54,7 @@ struct Shares {
 struct Tenant {
     share: Arc<Share>,
     /// Seconds used recently, with decay.
-    lately: f64,
+    recent: f64,
 }
 
 /// The share of a tenant.
@@ -75,8 +75,8 @@ pub(super) fn are_several() -> bool {
 
 impl Share {
     pub(super) fn charge(&self, took: Duration) {
-        self.taken.fetch_add(nanos(took), Ordering::Relaxed);
-        SHARES.look_if_due(Instant::now());
+        self.used.fetch_add(nanos(took), Ordering::Relaxed);
+        SHARES.recompute_if_due(Instant::now());
     }
 
     #[cfg(test)]
@@ -85,8 +85,8 @@ impl Share {
     }
 
     /// Waits for one of the tenant's permits for scarce resources.
-    pub(super) async fn place(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.places).acquire_owned().await.ok() // never closed
+    pub(super) async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).acquire_owned().await.ok() // never closed
     }
 
     /// Whether the tenant takes more than its share.
@@ -107,41 +107,41 @@ impl Shares {
         }
     }
 
-    fn look_if_due(&self, now: Instant) {
+    fn recompute_if_due(&self, now: Instant) {
         let now = nanos(now.saturating_duration_since(self.begun));
         let last = self.last.load(Ordering::Relaxed);
         let since = Duration::from_nanos(now.saturating_sub(last));
-        let is_mine = since >= POLL_INTERVAL
+        let is_claimed = since >= POLL_INTERVAL
             && self.last.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if is_mine {
+        if is_claimed {
             let mut tenants = self.tenants.lock();
-            look(&mut tenants, since, self.processors);
+            recompute(&mut tenants, since, self.processors);
             self.count.store(tenants.len(), Ordering::Relaxed);
         }
     }
 }
 
-fn look(tenants: &mut HashMap<String, Tenant>, since: Duration, processors: f64) {
+fn recompute(tenants: &mut HashMap<String, Tenant>, since: Duration, processors: f64) {
     let kept = (-since.as_secs_f64() / WINDOW.as_secs_f64()).exp();
     for tenant in tenants.values_mut() {
-        let taken = Duration::from_nanos(tenant.share.taken.swap(0, Ordering::Relaxed));
-        tenant.lately = tenant.lately * kept + taken.as_secs_f64();
+        let used = Duration::from_nanos(tenant.share.used.swap(0, Ordering::Relaxed));
+        tenant.recent = tenant.recent * kept + used.as_secs_f64();
     }
-    tenants.retain(|_, it| it.lately > FORGOTTEN || Arc::strong_count(&it.share) > 1);
-    let average = average(tenants.values().map(|tenant| tenant.lately), processors);
+    tenants.retain(|_, it| it.recent > FORGOTTEN || Arc::strong_count(&it.share) > 1);
+    let average = average(tenants.values().map(|tenant| tenant.recent), processors);
     for tenant in tenants.values() {
         let most =
             average.map(|fair| if tenant.share.is_over() { fair } else { fair * EXCESS_FACTOR });
-        let is_over = most.is_some_and(|most| tenant.lately > most);
+        let is_over = most.is_some_and(|most| tenant.recent > most);
         tenant.share.is_over.store(is_over, Ordering::Relaxed);
     }
 }
 
 /// The average usage of active tenants; `None` unless the processors are busy with several tenants.
-fn average(lately: impl Iterator<Item = f64>, processors: f64) -> Option<f64> {
+fn average(recent: impl Iterator<Item = f64>, processors: f64) -> Option<f64> {
     let (mut all, mut active) = (0.0, 0_u32);
-    for taken in lately.filter(|taken| *taken > ACTIVE) {
-        all += taken;
+    for used in recent.filter(|used| *used > ACTIVE) {
+        all += used;
         active += 1;
     }
     let is_busy = all > BUSY * processors * WINDOW.as_secs_f64();
@@ -149,7 +149,7 @@ fn average(lately: impl Iterator<Item = f64>, processors: f64) -> Option<f64> {
 }
 
 /// The concurrency of a tenant that takes more than its share.
-pub(super) fn at_once() -> usize {
+pub(super) fn max_concurrency() -> usize {
     (processors() / 2).max(1)
 }
 
@@ -166,20 +166,20 @@ mod tests {
     use super::*;
 
     /// Which tenants exceed their share, after each used this many seconds per second for a while.
-    fn over(taken: &[f64]) -> Vec<bool> {
+    fn over(used: &[f64]) -> Vec<bool> {
         let mut tenants: HashMap<String, Tenant> = HashMap::new();
         for _ in 0..100 {
-            for (number, taken) in taken.iter().enumerate() {
+            for (number, used) in used.iter().enumerate() {
                 let tenant = tenants.entry(number.to_string()).or_default();
-                let taken = POLL_INTERVAL.mul_f64(*taken);
-                tenant.share.taken.fetch_add(nanos(taken), Ordering::Relaxed);
+                let used = POLL_INTERVAL.mul_f64(*used);
+                tenant.share.used.fetch_add(nanos(used), Ordering::Relaxed);
             }
-            look(&mut tenants, POLL_INTERVAL, 2.0);
+            recompute(&mut tenants, POLL_INTERVAL, 2.0);
         }
         let is_over = |number: usize| {
             tenants.get(&number.to_string()).is_some_and(|tenant| tenant.share.is_over())
         };
-        (0..taken.len()).map(is_over).collect()
+        (0..used.len()).map(is_over).collect()
     }
 
     #[test]
@@ -195,12 +195,12 @@ mod tests {
     #[test]
     fn tenants_stay_over_until_they_take_the_average() {
         let mut tenants: HashMap<String, Tenant> = HashMap::new();
-        for (name, lately) in [("a", 1.5), ("b", 0.5)] {
-            tenants.insert(name.to_owned(), Tenant { lately, ..Tenant::default() });
+        for (name, recent) in [("a", 1.5), ("b", 0.5)] {
+            tenants.insert(name.to_owned(), Tenant { recent, ..Tenant::default() });
         }
         let mut is_over = |a: f64| {
-            tenants.get_mut("a").unwrap().lately = a;
-            look(&mut tenants, Duration::ZERO, 2.0);
+            tenants.get_mut("a").unwrap().recent = a;
+            recompute(&mut tenants, Duration::ZERO, 2.0);
             tenants["a"].share.is_over()
         };
         assert!(is_over(1.5));
@@ -212,8 +212,8 @@ mod tests {
     #[test]
     fn tenants_that_are_gone_are_forgotten() {
         let mut tenants: HashMap<String, Tenant> = HashMap::new();
-        tenants.insert("gone".to_owned(), Tenant { lately: 1.0, ..Tenant::default() });
-        look(&mut tenants, Duration::from_secs(20), 2.0);
+        tenants.insert("gone".to_owned(), Tenant { recent: 1.0, ..Tenant::default() });
+        recompute(&mut tenants, Duration::from_secs(20), 2.0);
         assert!(tenants.is_empty());
     }
 }

@@ -127,7 +127,7 @@ impl CommandRules {
             ));
         }
         let arguments = argv.get(1..).unwrap_or_default();
-        if let Some(option) = programs::telling_option(name, arguments) {
+        if let Some(option) = programs::unsafe_option(name, arguments) {
             let plain = option.split('=').next().unwrap_or(option);
             if !pattern.is_some_and(|pattern| pattern.contains(plain)) {
                 return blocked(format!(
@@ -234,7 +234,7 @@ fn last_part(program: &str) -> &str {
 /// known.
 fn words_for(name: &str, argv: &[String]) -> Vec<String> {
     let arguments = argv.get(1..).unwrap_or_default();
-    if !programs::runs_others(name) && programs::telling_option(name, arguments).is_none() {
+    if !programs::runs_others(name) && programs::unsafe_option(name, arguments).is_none() {
         return Vec::new();
     }
     let is_part = |c: char| c.is_alphanumeric() || "-_./+@:".contains(c);

@@ -1,4 +1,4 @@
-//! The flow rule: what a run may do with what it has read.
+//! The flow rule: what a run may do after it has read untrusted or private data.
 //!
 //! Rules of the definition over the run's labels and each action of the call. The strictest rule whose
 //! condition is true decides; a rule that cannot be evaluated denies. The labels of a run come from
@@ -15,7 +15,7 @@ use super::{Action, ActionKind, Decision};
 use crate::bounds::expression::{Expression, ExpressionError};
 use crate::run::{Autonomy, Effect, FlowDecision, FlowRule, GovernanceMode, Target};
 
-/// The setting that the rules are.
+/// The setting with the rules.
 pub const FLOW: &str = "governance.flow";
 /// Rules of one agent, with those of the runs that started its run.
 const MAX_RULES: usize = 256;

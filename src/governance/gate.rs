@@ -58,10 +58,10 @@ pub(super) struct Question<'a> {
 /// A rule's judgement of a call.
 pub(super) enum Ruling {
     NoObjection,
-    /// A decision with its reason: a clause on which a person can decide if the call escalates, and a
-    /// model can act if it is blocked. The gate puts the decision and the rule's name before it.
+    /// A decision with its reason. The reason is a clause that lets a person decide if the call is escalated, and a
+    /// model react if it is blocked. The gate adds the decision and the name of the rule.
     Objection(Decision, String),
-    /// The same, because of a pattern of the definition.
+    /// A decision with its reason and the matching pattern of the definition.
     Matched(Decision, String, String),
     /// What a rule that only observes would have decided.
     Observed(Decision, String, Option<String>),
@@ -70,8 +70,8 @@ pub(super) enum Ruling {
     Undecided(String, Option<String>),
 }
 
-/// The rule that decided, its reason, and the pattern of it that did.
-type Decided = (&'static str, String, Option<String>);
+/// The name of the deciding rule, its reason, and the matching pattern.
+type RuleDecision = (&'static str, String, Option<String>);
 
 /// A policy with its globs compiled.
 pub(super) struct CompiledPolicy {
@@ -289,8 +289,8 @@ impl Permit {
 
     /// The decision on a request of a program that the call has started.
     pub fn ruling_on(&self, target: &Target) -> LaterRuling {
-        let (decision, reason, pattern) = match self.network.objected(target) {
-            None => match self.network.observed(target) {
+        let (decision, reason, pattern) = match self.network.objection_with_entry(target) {
+            None => match self.network.observed_objection(target) {
                 None => (Decision::Allowed, None, self.network.allowed_by(target)),
                 Some((why, entry)) => (Decision::Warned, Some(why), Some(entry)),
             },
@@ -355,10 +355,10 @@ impl Permit {
 fn strictest<'r>(
     question: &Question<'_>,
     rules: impl Iterator<Item = &'r (&'static str, Rule)>,
-) -> Option<(Decision, Decided)> {
+) -> Option<(Decision, RuleDecision)> {
     // Ordered by the enforced decision, and then by the decision that the rule itself states, because
     // several rules may only observe.
-    let mut strictest: Option<((Decision, Decision), Decided)> = None;
+    let mut strictest: Option<((Decision, Decision), RuleDecision)> = None;
     for (name, rule) in rules {
         let (said, reason, pattern) = match rule(question) {
             Ruling::NoObjection => continue,

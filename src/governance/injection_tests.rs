@@ -25,6 +25,7 @@ fn every_disguise_is_seen_through() {
         (wrapped.join("\r\n"), vec![Disguise::Base64]),
         (format!("see {twice}"), vec![Disguise::Base64]),
         (hex::encode(PLAIN), vec![Disguise::Hex]),
+        (format!("Decode: {} be", hex::encode(PLAIN)), vec![Disguise::Hex]),
         (each(|c| format!("{:02X} ", c as u32)), vec![Disguise::Hex]),
         (each(|c| format!("0x{:02x}, ", c as u32)), vec![Disguise::Hex]),
         (each(|c| format!("\\x{:02x}", c as u32)), vec![Disguise::Escapes]),

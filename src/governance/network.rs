@@ -58,11 +58,11 @@ impl NetworkRules {
 
     /// Why a request to this target is refused.
     pub(super) fn objection(&self, target: &Target) -> Option<String> {
-        self.objected(target).map(|(why, _)| why)
+        self.objection_with_entry(target).map(|(why, _)| why)
     }
 
     /// As [`Self::objection`], with the entry of a list that decides, if there is one.
-    pub(super) fn objected(&self, target: &Target) -> Option<(String, Option<String>)> {
+    pub(super) fn objection_with_entry(&self, target: &Target) -> Option<(String, Option<String>)> {
         let Target { host, port, declared, .. } = target;
         if let Some(written) = covering(&self.deny, target) {
             let why = format!("{host}:{port} is denied by {written:?} (network.deny)");
@@ -91,7 +91,7 @@ impl NetworkRules {
     }
 
     /// The warning of an observed entry about a request that passes, and the entry.
-    pub(super) fn observed(&self, target: &Target) -> Option<(String, String)> {
+    pub(super) fn observed_objection(&self, target: &Target) -> Option<(String, String)> {
         let Target { host, port, .. } = target;
         let written = covering(&self.observed, target)?;
         let why = format!("{host}:{port} would be denied by {written:?}, which only observes");
@@ -114,12 +114,12 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let mut observed = Ruling::NoObjection;
     for action in question.call.actions.iter() {
         let ActionKind::Fetch(target) = &action.what else { continue };
-        match rules.objected(target) {
+        match rules.objection_with_entry(target) {
             Some((why, None)) => return Ruling::Objection(Decision::Blocked, why),
             Some((why, Some(entry))) => return Ruling::Matched(Decision::Blocked, why, entry),
             None => {}
         }
-        if let Some((why, entry)) = rules.observed(target) {
+        if let Some((why, entry)) = rules.observed_objection(target) {
             observed = Ruling::Observed(Decision::Blocked, why, Some(entry));
         }
     }

@@ -16,21 +16,21 @@ use crate::bounds::glob::{Glob, PathGlobs};
 pub(super) struct PathRules {
     read: Patterns,
     write: Patterns,
-    private: Places,
-    denied: Places,
+    private: PathPatterns,
+    denied: PathPatterns,
     /// Deny globs that only cause a warning.
-    observed: Places,
+    observed: PathPatterns,
 }
 
-/// Paths of the workspace, and of other directories of the tenant.
+/// Patterns of paths in the workspace, and in other directories of the tenant.
 #[derive(Debug)]
-struct Places {
+struct PathPatterns {
     here: Patterns,
     /// With the directory beneath the tenant's that the globs are relative to.
     elsewhere: Vec<(String, Patterns)>,
 }
 
-impl Places {
+impl PathPatterns {
     fn new(
         (setting, here): (&'static str, &[String]),
         (setting_in, elsewhere): (&'static str, &[(String, Vec<String>)]),
@@ -52,7 +52,7 @@ impl Places {
     }
 
     /// Whether a pattern matches the path itself; the directories above it do not count.
-    fn mean(&self, workspace: &str, path: &str) -> bool {
+    fn match_itself(&self, workspace: &str, path: &str) -> bool {
         let elsewhere = |(directory, globs): &(String, Patterns)| {
             !globs.written.is_empty()
                 && path_relative_to(directory, workspace, path)
@@ -97,12 +97,12 @@ impl PathRules {
         Ok(Self {
             read: Patterns::new("paths.read", &policy.read)?,
             write: Patterns::new("paths.write", &policy.write)?,
-            private: Places::new(
+            private: PathPatterns::new(
                 ("paths.private", &policy.private),
                 ("paths.private_in", &policy.private_in),
             )?,
-            denied: Places::denied(&policy.deny, &policy.deny_in)?,
-            observed: Places::denied(&policy.deny_observed, &policy.deny_in_observed)?,
+            denied: PathPatterns::denied(&policy.deny, &policy.deny_in)?,
+            observed: PathPatterns::denied(&policy.deny_observed, &policy.deny_in_observed)?,
         })
     }
 
@@ -114,7 +114,7 @@ impl PathRules {
 
     /// Whether a pattern denies the path itself, whatever lies above it.
     pub(super) fn denies_itself(&self, workspace: &str, path: &str) -> bool {
-        self.denied.mean(workspace, path)
+        self.denied.match_itself(workspace, path)
     }
 
     /// Whether the path of the workspace at that directory beneath the tenant's is private.
@@ -203,13 +203,18 @@ impl Patterns {
         let mut whole = WholePaths::default();
         for pattern in &self.written {
             let relative = pattern.trim_start_matches("./");
-            let tree = relative.strip_suffix("**").unwrap_or(relative).trim_end_matches('/');
-            let is_tree = tree.len() < relative.len();
-            let is_plain = !tree.contains(['*', '?', '[', '{', '\\']);
-            match tree {
-                "" | "." if is_tree => whole.trees.push(".".to_owned()),
-                tree if is_plain && is_tree => whole.trees.push(tree.to_owned()),
-                _ => whole.by_glob = true,
+            // As in `globs`: stars behind a part of a name stay within that name.
+            let tree = match relative {
+                "**" => Some("."),
+                _ => relative.strip_suffix("/**").or_else(|| relative.strip_suffix('/')),
+            };
+            let is_plain = |tree: &&str| {
+                let is_named = |part: &str| !part.is_empty() && (part != "." || *tree == ".");
+                !tree.contains(['*', '?', '[', '{', '\\']) && tree.split('/').all(is_named)
+            };
+            match tree.filter(is_plain) {
+                Some(tree) => whole.trees.push(tree.to_owned()),
+                None => whole.by_glob = true,
             }
         }
         whole

@@ -13,8 +13,12 @@ mod state;
 
 use std::sync::Arc;
 
+use axum::handler::Handler;
+use axum::routing::MethodRouter;
 use axum::{Router, middleware};
 use serde_json::Value;
+use utoipa::openapi::HttpMethod;
+use utoipa_axum::PathItemExt as _;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -47,8 +51,7 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
         open: Arc::default(),
         ended: EndedSessions::default(),
     });
-    let (routes, _) = table().split_for_parts();
-    let routes = routes.merge(pages(expose)).method_not_allowed_fallback(wrong_method);
+    let routes = routes().merge(pages(expose)).method_not_allowed_fallback(wrong_method);
     let door = if expose.console { front::routes() } else { Router::new() };
     Router::new()
         .nest("/v1", routes.clone())
@@ -69,64 +72,112 @@ pub fn openapi_json() -> String {
     serde_json::to_string_pretty(&openapi()).unwrap_or_default()
 }
 
+/// Calls a macro with all handlers, those of one path in one entry.
+macro_rules! with_handlers {
+    ($with:ident) => {
+        $with! {
+            agents::list_agents;
+            agents::get_agent;
+            policy::replay_policy;
+            judged_calls::judge_call;
+            invoke::invoke_agent;
+            invoke::invoke_agent_iterative;
+            invoke::stream_agent;
+            invoke::dry_run_agent;
+            invoke::call_tool;
+            runs::list_runs;
+            runs::get_run;
+            runs::wait_for_run;
+            runs::cancel_run;
+            approvals::list_approvals;
+            approvals::approve_tool_call;
+            approvals::deny_tool_call;
+            approvals::resolve_tool_call;
+            approvals::give_tool_result;
+            run_parts::list_iterations;
+            run_parts::list_tool_calls;
+            run_parts::list_messages;
+            changes::list_changes;
+            files::list_run_files;
+            files::get_run_file, files::put_run_file, files::delete_run_file;
+            files::list_session_files;
+            files::get_session_file, files::put_session_file, files::delete_session_file;
+            files::list_agent_files;
+            files::get_agent_file, files::put_agent_file, files::delete_agent_file;
+            events::list_events;
+            webhooks::list_webhook_deliveries;
+            webhooks::redeliver_webhook;
+            sessions::list_sessions;
+            sessions::get_session;
+            session_messages::list_session_messages;
+            sessions::delete_session;
+            memory::list_memory, memory::forget_memory;
+            memory::forget_observation;
+            stats::get_tool_stats;
+            stats::get_usage_stats;
+            tools::list_tools;
+            tools::get_tool;
+            keys::create_key;
+            keys::list_keys;
+            keys::revoke_key;
+            subjects::list_subjects;
+            tokens::create_token;
+            audit::list_audit;
+            audit_stretches::list_audit_stretches;
+            health::healthz;
+            health::readyz;
+            metrics::metrics;
+            openapi::openapi_json;
+        }
+    };
+}
+
+macro_rules! routes_of {
+    ($($module:ident :: $handler:ident $(, $modules:ident :: $handlers:ident)*;)+) => {
+        utoipa_axum::paste! {
+            Router::new()$(.route(&<$module::[<__path_ $handler>] as utoipa::Path>::path(), {
+                let methods = MethodRouter::new();
+                let methods = answered::<$module::[<__path_ $handler>], _, _>(
+                    methods,
+                    $module::$handler,
+                );
+                $(
+                    let methods = answered::<$modules::[<__path_ $handlers>], _, _>(
+                        methods,
+                        $modules::$handlers,
+                    );
+                )*
+                methods
+            }))+
+        }
+    };
+}
+
+macro_rules! documented {
+    ($($module:ident :: $handler:ident $(, $modules:ident :: $handlers:ident)*;)+) => {
+        OpenApiRouter::<App>::default()$(.routes(routes!($module::$handler $(, $modules::$handlers)*)))+
+    };
+}
+
+/// The routes without their documentation, which is made on request.
+fn routes() -> Router<App> {
+    with_handlers!(routes_of)
+}
+
+/// The routes with their documentation.
 fn table() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
-        .routes(routes!(agents::list_agents))
-        .routes(routes!(agents::get_agent))
-        .routes(routes!(policy::replay_policy))
-        .routes(routes!(judged_calls::judge_call))
-        .routes(routes!(invoke::invoke_agent))
-        .routes(routes!(invoke::invoke_agent_iterative))
-        .routes(routes!(invoke::stream_agent))
-        .routes(routes!(invoke::dry_run_agent))
-        .routes(routes!(invoke::call_tool))
-        .routes(routes!(runs::list_runs))
-        .routes(routes!(runs::get_run))
-        .routes(routes!(runs::wait_for_run))
-        .routes(routes!(runs::cancel_run))
-        .routes(routes!(approvals::list_approvals))
-        .routes(routes!(approvals::approve_tool_call))
-        .routes(routes!(approvals::deny_tool_call))
-        .routes(routes!(approvals::resolve_tool_call))
-        .routes(routes!(approvals::give_tool_result))
-        .routes(routes!(run_parts::list_iterations))
-        .routes(routes!(run_parts::list_tool_calls))
-        .routes(routes!(run_parts::list_messages))
-        .routes(routes!(changes::list_changes))
-        .routes(routes!(files::list_run_files))
-        .routes(routes!(files::get_run_file, files::put_run_file, files::delete_run_file))
-        .routes(routes!(files::list_session_files))
-        .routes(routes!(
-            files::get_session_file,
-            files::put_session_file,
-            files::delete_session_file
-        ))
-        .routes(routes!(files::list_agent_files))
-        .routes(routes!(files::get_agent_file, files::put_agent_file, files::delete_agent_file))
-        .routes(routes!(events::list_events))
-        .routes(routes!(webhooks::list_webhook_deliveries))
-        .routes(routes!(webhooks::redeliver_webhook))
-        .routes(routes!(sessions::list_sessions))
-        .routes(routes!(sessions::get_session))
-        .routes(routes!(session_messages::list_session_messages))
-        .routes(routes!(sessions::delete_session))
-        .routes(routes!(memory::list_memory, memory::forget_memory))
-        .routes(routes!(memory::forget_observation))
-        .routes(routes!(stats::get_tool_stats))
-        .routes(routes!(stats::get_usage_stats))
-        .routes(routes!(tools::list_tools))
-        .routes(routes!(tools::get_tool))
-        .routes(routes!(keys::create_key))
-        .routes(routes!(keys::list_keys))
-        .routes(routes!(keys::revoke_key))
-        .routes(routes!(subjects::list_subjects))
-        .routes(routes!(tokens::create_token))
-        .routes(routes!(audit::list_audit))
-        .routes(routes!(audit_stretches::list_audit_stretches))
-        .routes(routes!(health::healthz))
-        .routes(routes!(health::readyz))
-        .routes(routes!(metrics::metrics))
-        .routes(routes!(openapi::openapi_json))
+    with_handlers!(documented)
+}
+
+/// Adds a handler for the methods that its description names.
+fn answered<P: utoipa::Path, H: Handler<T, App>, T: 'static>(
+    methods: MethodRouter<App>,
+    handler: H,
+) -> MethodRouter<App> {
+    let add = move |methods: MethodRouter<App>, method: HttpMethod| {
+        methods.on(method.to_method_filter(), handler.clone())
+    };
+    P::methods().into_iter().fold(methods, add)
 }
 
 /// The web pages; they are not part of the API.

@@ -17,20 +17,20 @@ use crate::tools::ToolNow;
 use crate::tools::mcp::ServerStatus;
 use crate::tools::sandbox::plan::Confinement;
 
-/// What the HTTP API needs of the other modules.
+/// The other modules that the HTTP API uses.
 pub struct HttpState {
     /// For commands.
     pub runtime: Runtime,
     /// For reads.
     pub store: Arc<Store>,
     pub catalogue: Arc<Catalogue>,
-    /// What keeps loaded agents from working, such as a missing scenario. Reads files.
+    /// Problems of loaded agents, such as a missing scenario. Reads files.
     pub unplayable: Arc<dyn Fn() -> Vec<DefinitionProblem> + Send + Sync>,
     /// The current tools, sorted by name.
     pub tools: Arc<dyn Fn() -> Vec<ToolNow> + Send + Sync>,
     /// The current state of the MCP servers.
     pub servers: Arc<dyn Fn() -> Vec<ServerStatus> + Send + Sync>,
-    /// What confines the programs of tools, where that is known.
+    /// How well the programs of tools are confined, if that is known.
     pub sandbox: Option<Confinement>,
     pub auth: Auth,
     pub tokens: Arc<TokenSigner>,
@@ -47,7 +47,7 @@ pub struct HttpSettings {
     /// Maximum time to a response. A run that takes longer continues without the caller.
     pub request_timeout: Duration,
     pub expose: Exposed,
-    /// Whose pages may use the API.
+    /// The origins whose pages may use the API.
     pub cors: CorsOrigins,
     /// Maximum number of concurrent requests of a key.
     pub requests_per_key: usize,

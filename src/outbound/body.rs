@@ -76,7 +76,7 @@ impl Body {
     }
 
     /// Drops all but this many of the last bytes, unless that frees little; returns how many were
-    /// dropped. The bound then holds for the remaining bytes and those that follow.
+    /// dropped. The bound then applies to the remaining bytes and those that follow.
     pub(super) fn keep_last(&mut self, bytes: usize) -> usize {
         let kept = &mut self.room_mut().bytes;
         let used = kept.len().saturating_sub(bytes);

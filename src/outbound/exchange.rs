@@ -24,7 +24,7 @@ use url::{Host, Url};
 
 use super::body::{Body, Damaged};
 use super::{Enough, OutboundError, Wanted};
-use crate::bounds::memory::{self, SharedPlace, SharedPlaces};
+use crate::bounds::memory::{self, TenantPermit, TenantSemaphore};
 
 /// How long a connection attempt may take before the next address is tried.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -63,24 +63,24 @@ const SMALL: usize = 64 * 1024;
 /// Bytes of a body from which on it needs a permit for large bodies.
 const LARGE: usize = 1024 * 1024;
 /// Permits for bodies of more than [`SMALL`] bytes, which limit how many are in memory.
-static BODIES: LazyLock<SharedPlaces> = LazyLock::new(|| {
-    let places = memory::part().map_or(u64::MAX, |part| part / LARGE as u64);
-    SharedPlaces::new(usize::try_from(places.clamp(16, 1024)).unwrap_or(1024))
+static BODIES: LazyLock<TenantSemaphore> = LazyLock::new(|| {
+    let places = memory::share_of_limit().map_or(u64::MAX, |part| part / LARGE as u64);
+    TenantSemaphore::new(usize::try_from(places.clamp(16, 1024)).unwrap_or(1024))
 });
 /// Bytes of the largest body.
 const LARGEST: u64 = 8 << 20;
 /// Permits for large bodies. The holder of one waits for nothing but the server, so no deadlock is
 /// possible.
-static LARGE_BODIES: LazyLock<SharedPlaces> = LazyLock::new(|| {
-    let places = memory::part().map_or(16, |part| part / LARGEST);
-    SharedPlaces::new(usize::try_from(places.clamp(4, 16)).unwrap_or(16))
+static LARGE_BODIES: LazyLock<TenantSemaphore> = LazyLock::new(|| {
+    let places = memory::share_of_limit().map_or(16, |part| part / LARGEST);
+    TenantSemaphore::new(usize::try_from(places.clamp(4, 16)).unwrap_or(16))
 });
 
 /// The permits of a body that is not small, held until the body is used.
 #[derive(Debug, Default)]
 pub struct BodyPlace {
-    any: Option<SharedPlace<'static>>,
-    large: Option<SharedPlace<'static>>,
+    any: Option<TenantPermit<'static>>,
+    large: Option<TenantPermit<'static>>,
 }
 
 impl BodyPlace {
@@ -88,12 +88,12 @@ impl BodyPlace {
     /// meantime.
     async fn grow(&mut self, bytes: usize, tenant: &str) {
         if self.any.is_none() && bytes > SMALL {
-            self.any = BODIES.take(tenant).await;
-            memory::enough().await;
+            self.any = BODIES.acquire(tenant).await;
+            memory::wait_while_scarce().await;
         }
         if self.large.is_none() && bytes > LARGE {
-            self.large = LARGE_BODIES.take(tenant).await;
-            memory::enough().await;
+            self.large = LARGE_BODIES.acquire(tenant).await;
+            memory::wait_while_scarce().await;
         }
     }
 }

@@ -136,7 +136,7 @@ impl Passage {
         url: &Url,
         request: Request<Incoming>,
         meter: &Meter,
-    ) -> Result<Response<Passed>, OutboundError> {
+    ) -> Result<Response<RelayedBody>, OutboundError> {
         let Self { stream, host } = self;
         let malformed = |why: String| OutboundError::Malformed { host: host.clone(), why };
         let (mut parts, body) = request.into_parts();
@@ -150,7 +150,7 @@ impl Passage {
             .map_err(|_| malformed("its name cannot be written".to_owned()))?;
         parts.headers.insert(HOST, authority);
         parts.headers.insert(CONNECTION, HeaderValue::from_static("close"));
-        let body = Passed { body, meter: meter.clone(), connection: None };
+        let body = RelayedBody { body, meter: meter.clone(), connection: None };
         let (mut sender, connection) = http1::Builder::new()
             .max_headers(MAX_HEADERS)
             .max_header_size(MAX_HEAD)
@@ -167,7 +167,7 @@ impl Passage {
         strip(&mut parts.headers);
         parts.version = Version::HTTP_11;
         parts.extensions = http::Extensions::new();
-        let body = Passed { body, meter: meter.clone(), connection: Some(connection) };
+        let body = RelayedBody { body, meter: meter.clone(), connection: Some(connection) };
         Ok(Response::from_parts(parts, body))
     }
 }
@@ -212,13 +212,13 @@ fn strip(headers: &mut HeaderMap) {
 }
 
 /// A body that is relayed, and the connection on which it arrives.
-pub struct Passed {
+pub struct RelayedBody {
     body: Incoming,
     meter: Meter,
     connection: Option<AbortOnDropHandle<hyper::Result<()>>>,
 }
 
-impl Body for Passed {
+impl Body for RelayedBody {
     type Data = Bytes;
     type Error = io::Error;
 

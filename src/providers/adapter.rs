@@ -8,7 +8,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use super::received::Unusable;
+use super::normalization::Unusable;
 use super::wire::{Api, Frames, MAX_ANSWER, Streamed, Wire, WireSettings, WireSettingsError};
 use super::{Completion, Deltas, FailureKind, ModelRequest, Provider, ProviderError};
 use crate::message::Usage;

@@ -14,7 +14,7 @@ mod thinking;
 
 use self::stream::Fold;
 use super::adapter::{Call, Dialect, HttpProvider, StreamedAnswer};
-use super::received::Unusable;
+use super::normalization::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
 use super::{Completion, ModelRequest};
 use crate::bounds::frames::Framing;

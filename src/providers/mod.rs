@@ -12,12 +12,12 @@ pub mod capabilities;
 pub mod estimate;
 mod failure;
 pub mod names;
+mod normalization;
 pub mod ollama;
 mod opaque;
 pub mod openai;
-mod passed;
+mod passed_options;
 pub mod prices;
-mod received;
 pub mod responses;
 pub mod router;
 pub mod scripted;
@@ -37,7 +37,7 @@ use strum::IntoStaticStr;
 
 pub use capabilities::Capabilities;
 pub use names::WireNames;
-pub use passed::Passed;
+pub use passed_options::PassedOptions;
 
 /// Replaces a blank text, which a server would refuse.
 const NOTHING: &str = "(empty)";
@@ -121,7 +121,7 @@ pub struct Options<'a> {
     pub seed: Option<i64>,
     pub presence_penalty: Option<f64>,
     pub frequency_penalty: Option<f64>,
-    pub passed: Passed<'a>,
+    pub passed: PassedOptions<'a>,
 }
 
 impl<'a> Options<'a> {
@@ -132,7 +132,7 @@ impl<'a> Options<'a> {
             seed: sampling.seed,
             presence_penalty: sampling.presence_penalty,
             frequency_penalty: sampling.frequency_penalty,
-            passed: Passed::new(passed),
+            passed: PassedOptions::new(passed),
         }
     }
 
@@ -198,7 +198,7 @@ pub enum Delta {
         /// The next piece of the arguments' JSON text; may be empty.
         arguments: String,
     },
-    /// The try failed and is retried: discard what came so far. Sent by the router.
+    /// The try failed and another one may follow: discard what came so far. Sent by the router.
     Restarted,
 }
 

@@ -10,7 +10,7 @@ mod response;
 
 use self::response::Fold;
 use super::adapter::{Call, Dialect, HttpProvider, StreamedAnswer};
-use super::received::Unusable;
+use super::normalization::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
 use super::{Completion, Deltas, ModelRequest};
 use crate::bounds::frames::Framing;

@@ -5,7 +5,7 @@
 //! [`adapter`](super::adapter) makes the call.
 
 pub(super) mod effort;
-mod kept;
+mod reasoning;
 mod request;
 mod response;
 mod stream;
@@ -15,7 +15,7 @@ use url::Url;
 
 pub(super) use self::request::call_ids;
 use super::adapter::{Call, Dialect, HttpProvider, StreamedAnswer};
-use super::received::Unusable;
+use super::normalization::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
 use super::{Completion, ModelRequest};
 use crate::bounds::frames::Framing;

@@ -12,7 +12,7 @@ mod response;
 mod stream;
 
 use super::adapter::{Call, Dialect, HttpProvider, StreamedAnswer};
-use super::received::Unusable;
+use super::normalization::Unusable;
 use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
 use super::{Completion, ModelRequest};
 use crate::bounds::frames::Framing;

@@ -305,6 +305,10 @@ impl Router {
             }
             (None, None) => {
                 let attempts = call.failed;
+                if error.kind == FailureKind::ContextLength {
+                    // The caller may ask again, with a shorter conversation or another model.
+                    request.deltas.send(Delta::Restarted);
+                }
                 return Err(ModelFailure { provider, model: name, place, attempts, error });
             }
         }

@@ -86,6 +86,16 @@ async fn ask(
     first: usize,
     deadline: Option<Duration>,
 ) -> Result<Answer, ModelFailure> {
+    ask_streaming(router, models, first, deadline, Deltas::default()).await
+}
+
+async fn ask_streaming(
+    router: &Router,
+    models: &[&str],
+    first: usize,
+    deadline: Option<Duration>,
+    deltas: Deltas<'_>,
+) -> Result<Answer, ModelFailure> {
     let mut conversation = Conversation::new("");
     conversation.push_user("hello");
     let names = WireNames::default();
@@ -102,7 +112,7 @@ async fn ask(
         output_left: None,
         thinking: None,
         prompt_caching: false,
-        deltas: Deltas::default(),
+        deltas,
         output_schema: None,
         json_mode: false,
         options: crate::providers::Options::default(),
@@ -155,6 +165,22 @@ async fn a_broken_call_is_repeated_with_the_next_step() {
 async fn a_call_that_cannot_succeed_is_made_once() {
     let (outcome, steps) = ask_one(vec![fault(FailureKind::BadRequest, None)], LONG).await;
     assert_eq!((outcome.unwrap_err().attempts, steps), (1, vec![5]));
+}
+
+#[tokio::test]
+async fn pieces_of_an_answer_that_did_not_fit_are_withdrawn() {
+    for (kind, expected) in [(FailureKind::ContextLength, 1), (FailureKind::BadRequest, 0)] {
+        let provider = queue(vec![fault(kind, None)]);
+        let router = router(vec![("p", ProviderEntry::new(provider))]);
+        let withdrawn = Mutex::new(0_usize);
+        let follower = |delta: Delta| {
+            *withdrawn.lock().unwrap() += usize::from(delta == Delta::Restarted);
+        };
+        let deltas = Deltas(Some(&follower));
+        let outcome = ask_streaming(&router, &["p/a"], 0, None, deltas).await;
+        assert_eq!(outcome.unwrap_err().error.kind, kind);
+        assert_eq!(*withdrawn.lock().unwrap(), expected, "{kind:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

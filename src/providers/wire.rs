@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 use url::Url;
 
 use super::failure::{self, Reported};
-use super::received::Unusable;
+use super::normalization::Unusable;
 use super::{FailureKind, ProviderError};
 use crate::bounds::address::is_loopback;
 use crate::bounds::frames::{Frame, Framing, Splitter};
@@ -362,7 +362,7 @@ impl Reader<'_> {
             return Err(self.wire.larger_than("16 MiB"));
         }
         if self.received > SMALL {
-            memory::enough().await; // in the meantime the server waits
+            memory::wait_while_scarce().await; // in the meantime the server waits
         }
         Ok(chunk)
     }

@@ -25,7 +25,7 @@ pub struct Consumption {
     /// Files created, changed, moved or deleted, each once (EF-07).
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub files_modified: BTreeSet<String>,
-    /// The same of those that are counted and not listed, since one call changed so many.
+    /// The changed files that are counted but not listed, because one call changed too many.
     #[serde(skip_serializing_if = "is_zero")]
     pub files_unlisted: u64,
     /// How many of these programs changed, which is known only afterwards.

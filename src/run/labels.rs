@@ -36,7 +36,7 @@ pub enum Label {
 pub enum Yield {
     Untrusted,
     Private,
-    /// Nothing, whatever is usual.
+    /// No label, whatever the default is.
     None,
 }
 
@@ -114,7 +114,7 @@ pub struct FlowRule {
     pub when: String,
     /// What happens to a call for which the rule is true.
     pub r#do: FlowDecision,
-    /// With `observe` the call is executed, `warned`, and it is recorded what would have become of it.
+    /// With `observe` the call is executed as `warned`, and the decision that would have been enforced is recorded.
     #[serde(default, skip_serializing_if = "GovernanceMode::is_enforce")]
     pub mode: GovernanceMode,
 }

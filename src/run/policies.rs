@@ -49,7 +49,7 @@ pub enum GovernanceMode {
     #[default]
     Enforce,
     /// They are executed, `warned`, and it is recorded what would have become of them. What the
-    /// caller's scopes do not allow is blocked all the same.
+    /// caller's scopes do not allow is blocked nevertheless.
     Observe,
 }
 

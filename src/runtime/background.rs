@@ -105,7 +105,7 @@ impl Runtime {
         while !left.is_empty() {
             let (count, bytes) = journals::piece(left, &sizes);
             let (read, rest) = left.split_at(count);
-            let _turn = journals::turn(bytes).await;
+            let _permit = journals::permit(bytes).await;
             let (events, damaged) = store.readable_journals(tenant, read).await?;
             let by_run = journals::by_run(&events);
             for run in read {

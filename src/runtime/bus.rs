@@ -3,7 +3,7 @@
 //! A run has a channel while it has followers. The writer publishes what it has committed; for runs that other
 //! replicas drive, a poller reads the journal ([`super::journal_poller`]). The buffer of a channel is bounded,
 //! shared by all its readers, and never waits for one: a reader that falls behind, or finds a gap, reads the
-//! journal ([`super::follow`]). What readers may see is not decided here.
+//! journal ([`super::follower`]). What readers may see is not decided here.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,14 +17,14 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::clock;
-use crate::event::{Event, ModelDelta, RunEvent, ToolProgress};
+use crate::event::{Event, ModelDelta, Piece, RunEvent, ToolProgress};
 
 /// Events that a reader may be behind before it is sent to the journal.
 const RING: usize = 256;
 /// Events of more bytes than this, as JSON, are not kept in the buffer.
 const MAX_KEPT_BYTES: usize = 32 << 10;
 /// Progress messages that may wait for the event before them.
-const MAX_EARLY: usize = 16;
+const MAX_EARLY_PROGRESS: usize = 16;
 
 /// A published item with its wire format, which the first reader that needs it encodes for all readers.
 #[derive(Debug)]
@@ -44,8 +44,8 @@ pub enum StreamItem {
     /// The number of a durable event that is not in the buffer, mostly because it is too large. Readers find it,
     /// and all events before it, in the journal.
     Large(i64),
-    /// A piece of an answer, for live followers.
-    Delta(DateTime<Utc>, ModelDelta),
+    /// A piece of an answer, for live followers, with the number of the event before the answer.
+    Delta(i64, DateTime<Utc>, ModelDelta),
     /// The progress of a call, for live followers.
     Progress(DateTime<Utc>, ToolProgress),
 }
@@ -60,6 +60,13 @@ impl StreamItem {
                 | RunEvent::ToolCallAwaitingClient(_)
                 | RunEvent::ToolCallAwaitingChild(_)
         )
+    }
+
+    /// Whether this is a piece of an answer that is known whole to a reader of all events up to number `seen`.
+    /// What withdraws the pieces before it is never late.
+    pub(super) fn is_late(&self, seen: i64) -> bool {
+        let Self::Delta(after, _, delta) = self else { return false };
+        *after < seen && !matches!(delta.piece, Piece::Restarted(_))
     }
 
     /// Whether this is the last item of the run.
@@ -80,7 +87,7 @@ impl Published {
 pub(super) struct Bus {
     channels: Mutex<Channels>,
     /// Notified when a channel is created.
-    joined: Notify,
+    channel_added: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -110,7 +117,7 @@ struct Progress {
     /// The pieces of a complete answer that come after an event which is not published yet.
     waiting: Option<(i64, Vec<ModelDelta>)>,
     /// Progress of calls whose start is not published yet.
-    early: Vec<(i64, ToolProgress)>,
+    early_calls: Vec<(i64, ToolProgress)>,
 }
 
 impl Bus {
@@ -127,18 +134,19 @@ impl Bus {
             return (channel, false);
         }
         let (sender, _) = broadcast::channel(RING);
-        let published = Mutex::new(Progress { last: after, waiting: None, early: Vec::new() });
+        let published =
+            Mutex::new(Progress { last: after, waiting: None, early_calls: Vec::new() });
         let (tenant, bus) = (tenant.to_owned(), Arc::downgrade(self));
         let is_gone = CancellationToken::new();
         let channel = Arc::new(Channel { tenant, run, bus, sender, published, is_gone });
         channels.by_run.insert(run, Arc::downgrade(&channel));
-        self.joined.notify_one();
+        self.channel_added.notify_one();
         (channel, !std::mem::replace(&mut channels.are_polled, true))
     }
 
     /// Resolves when a further run is followed.
-    pub(super) async fn joined(&self) {
-        self.joined.notified().await;
+    pub(super) async fn channel_added(&self) {
+        self.channel_added.notified().await;
     }
 
     /// The channels of all followed runs, for the poller. `None` if there are none: the poller ends, and the next
@@ -186,9 +194,9 @@ impl Channel {
         if let Some((after, pieces)) = published.waiting.take_if(|(after, _)| *after <= last)
             && after == last
         {
-            self.publish_deltas(pieces.into_iter());
+            self.publish_deltas(after, pieces.into_iter());
         }
-        for (_, progress) in published.early.extract_if(.., |(after, _)| *after <= last) {
+        for (_, progress) in published.early_calls.extract_if(.., |(after, _)| *after <= last) {
             self.send(StreamItem::Progress(clock::now(), progress));
         }
     }
@@ -218,15 +226,15 @@ impl Channel {
     pub(super) fn publish_answer(&self, after: i64, rest: Vec<ModelDelta>) {
         let mut published = self.published.lock();
         if published.last >= after {
-            self.publish_deltas(rest.into_iter());
+            self.publish_deltas(after, rest.into_iter());
         } else {
             published.waiting = Some((after, rest));
         }
     }
 
-    /// Publishes pieces of an answer.
-    pub(super) fn publish_deltas(&self, deltas: impl Iterator<Item = ModelDelta>) {
-        deltas.for_each(|delta| self.send(StreamItem::Delta(clock::now(), delta)));
+    /// Publishes pieces of the answer that follows event number `after`.
+    pub(super) fn publish_deltas(&self, after: i64, deltas: impl Iterator<Item = ModelDelta>) {
+        deltas.for_each(|delta| self.send(StreamItem::Delta(after, clock::now(), delta)));
     }
 
     /// Publishes the progress of a call, once event number `after` is published. Only the first few messages may
@@ -235,8 +243,8 @@ impl Channel {
         let mut published = self.published.lock();
         if published.last >= after {
             self.send(StreamItem::Progress(clock::now(), progress));
-        } else if published.early.len() < MAX_EARLY {
-            published.early.push((after, progress));
+        } else if published.early_calls.len() < MAX_EARLY_PROGRESS {
+            published.early_calls.push((after, progress));
         }
     }
 
@@ -257,13 +265,13 @@ impl Channel {
 
 /// Whether an event has more than [`MAX_KEPT_BYTES`] bytes as JSON.
 fn is_large(event: &Event) -> bool {
-    serde_json::to_writer(Room(MAX_KEPT_BYTES), event).is_err()
+    serde_json::to_writer(LimitedWriter(MAX_KEPT_BYTES), event).is_err()
 }
 
 /// A writer that fails after this number of bytes.
-struct Room(usize);
+struct LimitedWriter(usize);
 
-impl io::Write for Room {
+impl io::Write for LimitedWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0 = self.0.checked_sub(bytes.len()).ok_or(io::ErrorKind::StorageFull)?;
         Ok(bytes.len())
@@ -289,7 +297,6 @@ impl Drop for Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Piece;
 
     fn event(seq: i64) -> Event {
         let what = RunEvent::AttemptStarted { attempt: 1 };
@@ -307,7 +314,7 @@ mod tests {
             all.push(match &published.item {
                 StreamItem::Event(event) => event.seq.to_string(),
                 StreamItem::Large(seq) => format!("large {seq}"),
-                StreamItem::Delta(_, delta) => format!("{:?}", delta.piece),
+                StreamItem::Delta(_, _, delta) => format!("{:?}", delta.piece),
                 StreamItem::Progress(_, progress) => progress.progress.to_string(),
             });
         }
@@ -336,6 +343,18 @@ mod tests {
         channel.publish_answer(6, vec![piece("too late")]);
         channel.mark_published(7);
         assert_eq!(received(&mut reader), ["large 4", "Text(\"in time\")", "5", "large 7"]);
+    }
+
+    #[test]
+    fn pieces_are_late_for_a_reader_of_the_whole_answer() {
+        let bus = Arc::new(Bus::default());
+        let (channel, _) = bus.channel("t", Uuid::nil(), 3);
+        let mut reader = channel.subscribe();
+        channel.publish_answer(3, vec![piece("a")]);
+        channel.publish([event(4)].into_iter());
+        let [delta, answer] = [(); 2].map(|()| reader.try_recv().unwrap());
+        assert!(!delta.item.is_late(3) && delta.item.is_late(4));
+        assert!(!answer.item.is_late(4));
     }
 
     #[test]
@@ -368,7 +387,7 @@ mod tests {
         let mut reader = channel.subscribe();
         let said =
             |n: usize| ToolProgress { call_id: Uuid::nil(), tool: "t".into(), progress: n.into() };
-        (0..MAX_EARLY + 3).for_each(|n| channel.publish_progress(5, said(n)));
+        (0..MAX_EARLY_PROGRESS + 3).for_each(|n| channel.publish_progress(5, said(n)));
         channel.publish([event(4), event(5)].into_iter());
         channel.publish_progress(5, said(99));
         let mut received_events = Vec::new();

@@ -22,14 +22,14 @@ use super::refused_children::invalid_inputs;
 use super::slots::RunSlot;
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::{Inner, Runtime};
-use crate::agents::Agent;
+use crate::agents::{Agent, Definition};
 use crate::engine::{State, phrases, requirements};
 use crate::event::SERVICE;
 use crate::run::{
-    Amounts, Autonomy, Caller, Caps, Labels, RunError, RunKind, RunStatus, SpanPlace,
+    Amounts, Autonomy, Budget, Caller, Caps, Labels, RunError, RunKind, RunStatus, SpanPlace,
     TerminationReason,
 };
-use crate::store::{Ownership, QueuePlace, RunRecord};
+use crate::store::{Ownership, QueuePlace, RunRecord, StoreError};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
 
 /// How often the state of a child that is driven elsewhere is read.
@@ -45,7 +45,7 @@ impl StartRun for Children {
         let runtime = Runtime { inner: self.0.upgrade().ok_or_else(gone)? };
         let parent = runtime.inner.driven.parents.get(call.parent).ok_or_else(gone)?;
         let agent = call.agent.clone();
-        let has_read = call.has_read.clone();
+        let read_labels = call.read_labels.clone();
         let waits = Arc::clone(&parent);
         // In its own task: a start in progress must not be dropped in the middle.
         let given_up = CancellationToken::new();
@@ -55,7 +55,7 @@ impl StartRun for Children {
         let ended = child
             .await
             .map_err(|_| ChildFailed(format!("The agent {agent} could not be waited for.")))??;
-        has_read.add(Labels::named(&ended.labels));
+        read_labels.add(Labels::named(&ended.labels));
         if ended.status.is_parked() {
             return Ok(ChildResult::Parked(ended.id));
         }
@@ -246,7 +246,7 @@ impl Runtime {
         let budget = &agent.definition.governance.budget;
         request.overrides.budget = request.overrides.budget.map(|bounds| bounds.below(budget));
         let mut checked = self.check(agent, request, now.skills().to_vec())?;
-        if self.weighs_cost(parent) {
+        if self.weighs_cost(parent).await? {
             let priced = checked.plan.check_prices(&self.inner.router);
             priced.map_err(|error| StartError::InvalidOverride(error.0))?;
         }
@@ -275,14 +275,35 @@ impl Runtime {
             .await
     }
 
-    /// Whether the run, or an ancestor that is driven here, has a limit on the cost of its tree. Runs that only
-    /// execute a given call do not count.
-    fn weighs_cost(&self, run: &Parent) -> bool {
-        let above = run.identity.new.parent_run_id;
-        let above = above.and_then(|above| self.inner.driven.parents.get(above));
-        let rules = &run.plan.rules;
-        (rules.given.is_none() && requirements::needs_price(&rules.budget).is_some())
-            || above.is_some_and(|above| self.weighs_cost(&above))
+    /// Whether the run or an ancestor, wherever it is driven or parked, has a limit on the cost of its tree. Runs
+    /// that only execute a given call do not count.
+    async fn weighs_cost(&self, run: &Parent) -> Result<bool, StoreError> {
+        let has_limit = |kind: RunKind, budget: &Budget| {
+            kind != RunKind::Call && requirements::needs_price(budget).is_some()
+        };
+        let store = &self.inner.store;
+        let mut weighs = has_limit(run.identity.new.kind, &run.plan.rules.budget);
+        let mut above = run.identity.new.parent_run_id;
+        while let Some(id) = above.filter(|_| !weighs) {
+            (weighs, above) = match self.inner.driven.parents.get(id) {
+                Some(parent) => {
+                    let new = &parent.identity.new;
+                    (has_limit(new.kind, &parent.plan.rules.budget), new.parent_run_id)
+                }
+                None => match store.run(&run.identity.caller.tenant, id).await? {
+                    Some(row) => {
+                        let json = store.definition(&row.definition_hash).await?;
+                        let definition: Option<Definition> =
+                            json.and_then(|json| serde_json::from_str(&json).ok());
+                        let has_limit =
+                            definition.is_some_and(|it| has_limit(row.kind, &it.governance.budget));
+                        (has_limit, row.parent_run_id)
+                    }
+                    None => (false, None),
+                },
+            };
+        }
+        Ok(weighs)
     }
 
     /// An agent, restricted by the rules and the autonomy of its parent.

@@ -57,7 +57,7 @@ struct Gathered {
     deltas: Vec<ModelDelta>,
     /// The piece before, if its text may be continued.
     last: Option<ModelDelta>,
-    redactor: secrets::Pieces,
+    redactor: secrets::StreamRedactor,
     /// Bytes of the answer so far.
     bytes: usize,
     /// The answer became too large to be kept before a follower came. Later followers get it at its end.
@@ -186,7 +186,7 @@ impl Batch {
     /// Under the lock, so that pieces stay in order.
     fn pass_on(&self, channel: &Channel, gathered: &mut Gathered) {
         if self.may_pass(channel) {
-            channel.publish_deltas(gathered.deltas.drain(..));
+            channel.publish_deltas(self.after, gathered.deltas.drain(..));
         }
     }
 }
@@ -231,7 +231,7 @@ mod tests {
             drop(pieces);
             let mut received = String::new();
             while let Ok(published) = reader.try_recv() {
-                if let StreamItem::Delta(_, ModelDelta { piece: Piece::Text(text), .. }) =
+                if let StreamItem::Delta(_, _, ModelDelta { piece: Piece::Text(text), .. }) =
                     &published.item
                 {
                     received += text;

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::loaded::LoadedAgent;
+use super::loaded_agents::LoadedAgent;
 use super::workspaces::{ChangeLock, ChangeLocks, OpenError, User};
 use crate::agents::Agent;
 use crate::event::Act;
@@ -21,10 +21,11 @@ use crate::fairness;
 use crate::store::{RunRecord, Store, StoreError};
 use crate::tools::Workspace;
 use crate::tools::executor::Executor;
-use crate::tools::keeping::{NotKept, Touched};
-use crate::tools::staged::Staged;
+use crate::tools::file_store::{ChangedPaths, NotStored};
+use crate::tools::quota::OverQuota;
+use crate::tools::staged_file::StagedFile;
 use crate::tools::stored_files::{
-    ChangeError, Condition, ListedFile, NewFile, OpenedFile, StoredFiles,
+    ChangeError, Condition, ListError, ListedFile, NewFile, OpenedFile, StoredFiles,
 };
 use crate::tools::workspace::{Kind, is_absent};
 
@@ -54,7 +55,7 @@ pub struct Files {
     changes: Arc<ChangeLocks>,
     store: Arc<Store>,
     /// The run that must exist when a file is changed: the files are deleted with it, or with its session.
-    while_there: Option<Uuid>,
+    while_run_exists: Option<Uuid>,
 }
 
 /// The runs that use a workspace, as far as its path tells.
@@ -95,9 +96,9 @@ pub enum FilesError {
 
 impl Files {
     /// The same files, which can be changed only while this run exists.
-    fn while_there(self, run: Uuid) -> Self {
-        let workspace = self.workspace.while_there(run);
-        Self { workspace, while_there: Some(run), ..self }
+    fn while_run_exists(self, run: Uuid) -> Self {
+        let workspace = self.workspace.while_run_exists(run);
+        Self { workspace, while_run_exists: Some(run), ..self }
     }
 
     /// The runs that use them.
@@ -108,14 +109,14 @@ impl Files {
     /// Files whose paths begin with `prefix` and come after another one, sorted by path.
     ///
     /// # Errors
-    /// There are too many files.
+    /// [`ListError`].
     pub async fn list(
         &self,
         prefix: String,
         after: Option<String>,
         limit: usize,
-    ) -> io::Result<Vec<ListedFile>> {
-        let _place = READS.acquire().await;
+    ) -> Result<Vec<ListedFile>, ListError> {
+        let _permit = READS.acquire().await;
         self.blocking(move |files| {
             let may_see = |path: &str| files.may_see(path);
             files.stored.list(&files.workspace, &prefix, after.as_deref(), limit, &may_see)
@@ -128,7 +129,7 @@ impl Files {
     /// # Errors
     /// What the system says.
     pub async fn open(&self, path: String) -> io::Result<Option<OpenedFile>> {
-        let _place = READS.acquire().await;
+        let _permit = READS.acquire().await;
         self.blocking(move |files| {
             let Some(path) = files.resolved(&path) else { return Ok(None) };
             match files.stored.open(&files.workspace, path) {
@@ -146,7 +147,7 @@ impl Files {
     pub async fn put(
         &self,
         path: String,
-        staged: Staged,
+        staged: StagedFile,
         size: u64,
         condition: Option<Condition>,
     ) -> Result<(String, bool), ChangeError> {
@@ -156,9 +157,9 @@ impl Files {
             move |files| {
                 let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
                 let new = [NewFile { path, staged, size }];
-                let is_new = files.stored.place(&files.workspace, &new, condition.as_ref())?;
+                let placed = files.stored.place(&files.workspace, &new, condition.as_ref())?;
                 let [NewFile { path, .. }] = new;
-                Ok((path, is_new.contains(&true)))
+                Ok((path, placed.iter().any(|placement| placement.is_new)))
             },
         )
         .await
@@ -211,10 +212,10 @@ impl Files {
     /// Waits for the tenant's lock for changes of files; fails if the files were deleted.
     async fn alone(&self) -> Result<ChangeLock, ChangeError> {
         let lock = self.changes.lock(&self.tenant).await?;
-        if let Some(run) = self.while_there
+        if let Some(run) = self.while_run_exists
             && !self.store.has_run(run).await.map_err(io::Error::other)?
         {
-            return Err(NotKept::Orphaned.into());
+            return Err(NotStored::Orphaned.into());
         }
         Ok(lock)
     }
@@ -230,8 +231,8 @@ impl Files {
         T: Send + 'static,
         E: From<io::Error> + From<ChangeError> + Send + 'static,
     {
-        let keeping = self.workspace.keeping().await;
-        let changed = match self.alone().await {
+        let change = self.workspace.begin_change().await;
+        let result = match self.alone().await {
             Ok(lock) => {
                 let alone = move |files: &Self| {
                     let _lock = lock;
@@ -244,19 +245,19 @@ impl Files {
             }
             Err(error) => Err((error.into(), true)),
         };
-        let done = match changed {
+        let done = match result {
             Ok(done) => done,
             Err((error, is_unchanged)) => {
-                if let (Some(keeping), true) = (keeping, is_unchanged) {
-                    keeping.unchanged();
+                if let (Some(change), true) = (change, is_unchanged) {
+                    change.unchanged();
                 }
                 return Err(error);
             }
         };
-        if let Some(keeping) = keeping {
+        if let Some(change) = change {
             let paths = paths(&done).into_iter().collect();
-            let touched = Touched { paths, is_all: true, is_whole: true };
-            let refused = keeping.keep(touched).await.map_err(ChangeError::from)?;
+            let changes = ChangedPaths { paths, is_all: true, is_whole: true };
+            let refused = change.save(changes).await.map_err(ChangeError::from)?;
             if let Some(path) = refused.into_iter().next() {
                 return Err(ChangeError::InTheWay(
                     path,
@@ -336,7 +337,7 @@ impl Runtime {
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
         let users = FileUsers::of_run(&loaded.agent, run);
         let files = self.files_in(&run.tenant, &directory, loaded, users).await?;
-        Ok(files.map(|files| files.while_there(run.id)))
+        Ok(files.map(|files| files.while_run_exists(run.id)))
     }
 
     /// The files of a session; `None` if its agent has no workspace per session.
@@ -359,7 +360,7 @@ impl Runtime {
         };
         let users = FileUsers { session: Some(session.to_owned()), ..FileUsers::default() };
         let files = self.files_in(tenant, &directory, loaded, users).await?;
-        Ok(files.map(|files| files.while_there(newest)))
+        Ok(files.map(|files| files.while_run_exists(newest)))
     }
 
     /// The files that all runs of an agent share; `None` if they share none.
@@ -378,15 +379,31 @@ impl Runtime {
         self.inner.workspaces.quota().max_file()
     }
 
-    /// A new staged file, beneath the directory of a tenant.
+    /// Refuses files that have more bytes together than any workspace may hold.
+    ///
+    /// # Errors
+    /// [`OverQuota`].
+    pub fn could_hold(&self, bytes: u64) -> Result<(), ChangeError> {
+        let [most, _] = self.inner.workspaces.quota().bounds();
+        if bytes > most {
+            return Err(OverQuota::Bytes(bytes, most).into());
+        }
+        Ok(())
+    }
+
+    /// A new staged file, beneath the directory of a tenant. What it grows by is counted.
     ///
     /// # Errors
     /// What the system says.
-    pub async fn stage_file(&self, tenant: &str) -> io::Result<(Staged, File)> {
+    pub async fn stage_file(&self, tenant: &str) -> io::Result<(StagedFile, File)> {
+        let held = self.inner.workspaces.staged().hold(tenant);
         let tenant = self.inner.workspaces.local(tenant, ".").await;
         let tenant = tenant.map_err(|error| io::Error::other(error.to_string()))?;
-        let staged = fairness::blocking(move || Staged::create(&tenant.root())).await;
-        staged.map_err(|failed| io::Error::other(failed.to_string()))?
+        let staged = fairness::blocking(move || StagedFile::create(&tenant.root())).await;
+        let (mut staged, file) =
+            staged.map_err(|failed| io::Error::other(failed.to_string()))??;
+        staged.count(held);
+        Ok((staged, file))
     }
 
     fn loaded_now(&self, agent: &str) -> Option<LoadedAgent> {
@@ -426,7 +443,7 @@ impl Runtime {
             tenant: tenant.into(),
             changes: workspaces.changes(),
             store: Arc::clone(&self.inner.store),
-            while_there: None,
+            while_run_exists: None,
         }
     }
 }

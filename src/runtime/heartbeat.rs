@@ -97,7 +97,7 @@ impl Runtime {
             return Ok(());
         }
         tracing::error!("this replica was declared dead; its runs were taken over");
-        inner.capacity.places.lose_all();
+        inner.capacity.reservations.lose_all();
         inner.driven.live.lose_all();
         // First give back what was claimed since then: no task drives it any more.
         store.release(&inner.replica.id).await?;

@@ -91,6 +91,7 @@ impl Story {
             replaced: None,
             child_run_id: None,
             reconciled: None,
+            found_out: false,
         }))
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
-use super::key_locks::KeyLocks;
 use super::start::StartError;
+use crate::bounds::key_locks::KeyLocks;
 use crate::clock;
 use crate::run::Caller;
 use crate::store::{IDEMPOTENCY_KEYS_KEPT, Idempotency, Store};
@@ -14,7 +14,7 @@ use crate::store::{IDEMPOTENCY_KEYS_KEPT, Idempotency, Store};
 /// The idempotency keys of requests.
 pub(super) struct IdempotencyKeys {
     store: Arc<Store>,
-    locks: KeyLocks,
+    locks: KeyLocks<(String, String)>,
 }
 
 impl IdempotencyKeys {
@@ -24,7 +24,7 @@ impl IdempotencyKeys {
 
     /// Waits for the requests of this key that came before.
     pub(super) async fn lock(&self, tenant: &str, key: &str) -> OwnedMutexGuard<()> {
-        self.locks.lock(tenant, key).await
+        self.locks.lock((tenant.to_owned(), key.to_owned())).await
     }
 
     /// The run of a key.

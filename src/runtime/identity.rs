@@ -93,7 +93,7 @@ impl RunIdentity {
     pub(super) fn planned(&mut self, plan: &Plan) {
         let origin = Arc::make_mut(&mut self.origin);
         origin.is_observed = plan.is_observed;
-        origin.model = plan.asked(false).0.first().cloned();
+        origin.model = plan.models_and_sampling(false).0.first().cloned();
     }
 
     /// The write of an entry of its journal, with its row if that is not stored yet.

@@ -3,18 +3,18 @@
 use serde_json::Value;
 
 use super::Runtime;
-use super::waiting::{AnswerError, CallPlace, check_answerer};
+use super::answers::{AnswerError, CallRef, check_answerer};
 use crate::bounds::json::escaped_key;
 use crate::bounds::pattern::Author;
 use crate::bounds::schema::{Fault, Rejected, Schema};
 use crate::bounds::text::quoted;
 use crate::event::{
-    InputAction, InputAsked, InputRequest, InputResponse, InputResponses, Resolution,
+    InputAction, InputRequest, InputRequired, InputResponse, InputResponses, Resolution,
     ValidationError, WaitKind,
 };
 use crate::run::Caller;
 use crate::store::{Answer, RunRecord};
-use crate::tools::approval::decided;
+use crate::tools::approval::decision_record;
 
 /// Bytes of all answers of one request.
 const MAX_RESPONSES: usize = 64 * 1024;
@@ -31,11 +31,12 @@ impl Runtime {
     pub async fn give_input(
         &self,
         caller: &Caller,
-        place: CallPlace,
+        call_ref: CallRef,
         round: u32,
         responses: InputResponses,
     ) -> Result<RunRecord, AnswerError> {
-        let (run, asked) = self.awaited(&caller.tenant, place, WaitKind::RESULTS).await?;
+        let (run, asked) =
+            self.pending_request(&caller.tenant, call_ref, WaitKind::RESULTS).await?;
         check_answerer(caller, &run)?;
         let Some(input) = asked.input else {
             let message = "must be absent: this call waits for its result, which is `content`";
@@ -43,7 +44,7 @@ impl Runtime {
         };
         if input.round != round {
             let why = format!("This call waits for answers to round {}.", input.round);
-            return Err(AnswerError::NotAwaited(why));
+            return Err(AnswerError::NotPending(why));
         }
         let given = responses.clone();
         let checked = tokio::task::spawn_blocking(move || errors(&input, &given)).await;
@@ -52,9 +53,11 @@ impl Runtime {
             return Err(AnswerError::InvalidArguments(errors));
         }
         let why = format!("{} answered: {}.", caller.subject, in_words(&responses));
-        let audit = decided(place.call, &asked.tool, &asked.arguments, "client", true, why);
+        let audit =
+            decision_record(call_ref.call, &asked.tool, &asked.arguments, "client", true, why);
         let resolution = Resolution::Input { responses };
-        self.take(&run, place.call, Answer::to(asked.seq, resolution, caller, audit)).await
+        self.store_answer(&run, call_ref.call, Answer::to(asked.seq, resolution, caller, audit))
+            .await
     }
 }
 
@@ -69,7 +72,7 @@ fn in_words(responses: &InputResponses) -> String {
 }
 
 /// The errors in answers, with pointers into the body of the request.
-fn errors(input: &InputAsked, responses: &InputResponses) -> Vec<ValidationError> {
+fn errors(input: &InputRequired, responses: &InputResponses) -> Vec<ValidationError> {
     let text = serde_json::to_string(responses).unwrap_or_default();
     if text.len() > MAX_RESPONSES {
         let message = format!("must have at most {} KiB", MAX_RESPONSES / 1024);
@@ -122,7 +125,7 @@ mod tests {
         let schema = json!({"type": "object", "required": ["n"],
             "properties": {"n": {"type": "integer", "minimum": 1}}});
         let request = InputRequest { message: "m".into(), requested_schema: schema };
-        let input = InputAsked {
+        let input = InputRequired {
             server: "s".into(),
             round: 1,
             requests: [("a/b".to_owned(), request)].into(),

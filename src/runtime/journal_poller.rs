@@ -46,7 +46,7 @@ impl Runtime {
             tokio::select! {
                 () = self.inner.replica.drained.cancelled() => return,
                 () = tokio::time::sleep(pause.max(for_all)) => {}
-                () = self.inner.bus.joined(), if for_all < FIRST_PAUSE => pause = FIRST_PAUSE / 2,
+                () = self.inner.bus.channel_added(), if for_all < FIRST_PAUSE => pause = FIRST_PAUSE / 2,
             }
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
 
-use crate::bounds::memory::{self, Places};
+use crate::bounds::memory::{self, MemorySemaphore};
 use crate::engine::State;
 use crate::event::Event;
 use crate::store::StoreError;
@@ -18,24 +18,24 @@ const SMALL: u64 = 64 << 10;
 /// Bytes of several journals that are read in one query.
 const QUERY_BYTES: u64 = 4 << 20;
 
-static TURNS: Places = Places::of_kib(MAX_KIB);
+static PERMITS: MemorySemaphore = MemorySemaphore::of_kib(MAX_KIB);
 
 /// The permit for journals in memory.
-pub type Turn = SemaphorePermit<'static>;
+pub type Permit = SemaphorePermit<'static>;
 
 /// Waits until journals of this size may be in memory, and memory is not scarce; `None` if they are small.
-pub async fn turn(bytes: u64) -> Option<Turn> {
-    let turn = turn_of_bounded(bytes).await?;
-    memory::enough().await;
-    Some(turn)
+pub async fn permit(bytes: u64) -> Option<Permit> {
+    let permit = permit_for_bounded_use(bytes).await?;
+    memory::wait_while_scarce().await;
+    Some(permit)
 }
 
 /// The same for uses that are limited elsewhere, too; does not wait while memory is scarce.
-pub(super) async fn turn_of_bounded(bytes: u64) -> Option<Turn> {
+pub(super) async fn permit_for_bounded_use(bytes: u64) -> Option<Permit> {
     if bytes <= SMALL {
         return None;
     }
-    TURNS.take(bytes).await
+    PERMITS.acquire(bytes).await
 }
 
 /// How many of these runs are read in one query, and the size of their journals in bytes. It is at least one
@@ -74,10 +74,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn large_journals_take_turns() {
-        let (half, small) = (turn(8 << 20).await, turn(SMALL).await);
+    async fn large_journals_wait_for_permits() {
+        let (half, small) = (permit(8 << 20).await, permit(SMALL).await);
         assert!(half.is_some() && small.is_none());
-        let mut huge = std::pin::pin!(turn(1 << 40));
+        let mut huge = std::pin::pin!(permit(1 << 40));
         assert!(huge.as_mut().now_or_never().is_none());
         drop(half);
         assert!(huge.await.is_some());

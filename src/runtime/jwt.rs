@@ -56,7 +56,7 @@ pub enum JwtRefusal {
 
 /// A caller that the identity provider has authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Vouched {
+pub struct JwtCaller {
     pub caller: Caller,
     pub expires_at: DateTime<Utc>,
 }
@@ -107,7 +107,7 @@ impl IdentityProvider {
     ///
     /// # Errors
     /// It is not accepted, or the provider's keys are not known.
-    pub async fn caller_of(&self, token: &str) -> Result<Vouched, JwtError> {
+    pub async fn caller_of(&self, token: &str) -> Result<JwtCaller, JwtError> {
         if token.len() > MAX_BYTES {
             return Err(JwtRefusal::Malformed.into());
         }
@@ -128,7 +128,7 @@ impl IdentityProvider {
         Ok(self.accepted(claims, clock::now())?)
     }
 
-    fn accepted(&self, claims: Claims, now: DateTime<Utc>) -> Result<Vouched, JwtRefusal> {
+    fn accepted(&self, claims: Claims, now: DateTime<Utc>) -> Result<JwtCaller, JwtRefusal> {
         let wrong = |claim, problem| JwtRefusal::Claim { claim, problem };
         if claims.iss.as_ref().and_then(Value::as_str) != Some(&self.issuer) {
             return Err(wrong("iss", "is not the configured issuer"));
@@ -163,7 +163,7 @@ impl IdentityProvider {
             .ok_or(wrong("scope", "is not a text with at most 64 scopes separated by spaces"))?;
         let caller =
             Caller { subject: format!("jwt:{subject}"), tenant: tenant.to_owned(), scopes };
-        Ok(Vouched { caller, expires_at })
+        Ok(JwtCaller { caller, expires_at })
     }
 }
 

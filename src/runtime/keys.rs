@@ -45,6 +45,9 @@ pub const DEFAULT_TENANT: &str = "default";
 /// The fixed id of the first key: if two replicas start at once, only one of them creates it.
 const FIRST_ID: &str = "bootstrapadmin";
 
+/// The subjects of what is recorded and was done without a key: no key has such an id.
+const OTHER_SUBJECTS: [&str; 3] = ["local", "service", "unknown"];
+
 const ID_BYTES: usize = 9;
 const SECRET_BYTES: usize = 32;
 
@@ -57,7 +60,7 @@ pub enum KeyError {
     /// `TOOLLOOP_ADMIN_KEY` is not a token.
     #[error(
         "TOOLLOOP_ADMIN_KEY must have the form tl_<id>_<secret>: id of 1 to 64 letters and digits, \
-             secret of 16 to 256 visible characters"
+             but not `local`, `service` or `unknown`; secret of 16 to 256 visible characters"
     )]
     MalformedAdminKey,
     /// `TOOLLOOP_ADMIN_KEY` names a key that has another secret.
@@ -107,6 +110,7 @@ pub fn random<const N: usize>() -> Result<[u8; N], KeyError> {
 pub fn parse(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.strip_prefix("tl_")?.split_once('_')?;
     let fits = is_id(id)
+        && !OTHER_SUBJECTS.contains(&id)
         && (16..=256).contains(&secret.len())
         && secret.bytes().all(|b| b.is_ascii_graphic());
     fits.then_some((id, secret))
@@ -247,6 +251,9 @@ mod tests {
             format!("tl__{secret}"),
             format!("TL_id_{secret}"),
             format!("tl_i-d_{secret}"),
+            format!("tl_local_{secret}"),
+            format!("tl_service_{secret}"),
+            format!("tl_unknown_{secret}"),
             format!("tl_id_{secret}\n"),
             format!("tl_id_{secret}é"),
             "tl_id_tooshort".into(),

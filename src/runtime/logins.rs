@@ -58,18 +58,18 @@ impl LoginRefusal {
 /// Notes logins and writes what was noted.
 pub struct Logins {
     store: Arc<Store>,
-    used: Mutex<Used>,
+    key_uses: Mutex<KeyUses>,
     refused: Mutex<Tally<Group>>,
 }
 
 #[derive(Debug, Default)]
-struct Used {
-    /// Used since the last write.
+struct KeyUses {
+    /// Keys that were used since the last write.
     waiting: HashSet<String>,
     written: HashMap<String, Instant>,
 }
 
-impl Used {
+impl KeyUses {
     /// The keys whose use is to be written now.
     fn take(&mut self, now: Instant) -> Vec<String> {
         self.written.retain(|_, at| now.duration_since(*at) < PAUSE);
@@ -92,12 +92,12 @@ struct Group {
 
 impl Logins {
     pub(super) fn new(store: Arc<Store>) -> Self {
-        Self { store, used: Mutex::default(), refused: Mutex::default() }
+        Self { store, key_uses: Mutex::default(), refused: Mutex::default() }
     }
 
     /// Notes that a key is in use.
     pub fn note_key_use(&self, id: &str) {
-        self.used.lock().waiting.insert(id.to_owned());
+        self.key_uses.lock().waiting.insert(id.to_owned());
     }
 
     /// Notes a refused login, which may have named a key that exists.
@@ -130,12 +130,12 @@ impl Logins {
     /// Writes what is due, or all of it.
     pub(super) async fn write_noted(&self, is_last: bool) {
         let now = Instant::now();
-        let used = self.used.lock().take(now);
+        let used = self.key_uses.lock().take(now);
         if !used.is_empty()
             && let Err(error) = self.store.note_key_use(&used, PAUSE).await
         {
             error.log_retry("the use of keys could not be noted; retrying in a minute");
-            self.used.lock().waiting.extend(used);
+            self.key_uses.lock().waiting.extend(used);
         }
         let refused = self.refused.lock().take(now, is_last);
         for (group, count) in refused {
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_use_of_a_key_is_written_once_a_minute() {
-        let (start, mut used) = (Instant::now(), Used::default());
+        let (start, mut used) = (Instant::now(), KeyUses::default());
         for (second, written) in [(0, true), (1, false), (59, false), (60, true), (61, false)] {
             used.waiting.insert("k".to_owned());
             let due = used.take(start + Duration::from_secs(second));

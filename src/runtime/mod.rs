@@ -4,20 +4,21 @@
 //! Reads do not come through here: handlers ask the store. Wire formats are `http/`'s, decisions
 //! inside a run the engine's.
 
+mod answers;
 mod audit_chain;
 mod background;
 mod bus;
 mod capacity;
 mod child_ids;
-mod claimed;
-mod compiled;
+mod claimed_run;
+mod definition_compiler;
 mod delegation;
 mod deltas;
-mod driven;
+mod driven_runs;
 mod dry_run;
-mod edited;
+mod edited_arguments;
 mod files;
-mod follow;
+mod follower;
 mod heartbeat;
 mod history;
 mod housekeeping;
@@ -28,17 +29,15 @@ mod input_labels;
 mod journal_poller;
 pub mod journals;
 pub mod jwt;
-mod key_locks;
+mod key_revocation;
 pub mod keys;
-mod lacking;
-mod live;
-mod loaded;
+mod live_runs;
+mod loaded_agents;
 mod logins;
 mod memory;
+mod missing_requirements;
 mod ownership;
 mod parents;
-mod patience;
-mod places;
 mod policy_cases;
 mod probation;
 mod queue;
@@ -48,18 +47,18 @@ mod recovery;
 mod refused_children;
 mod replay;
 mod replica;
+mod reservations;
 mod resumption;
 mod retention;
-mod revoking;
 mod server_requests;
 mod sessions;
 mod slots;
 mod start;
+mod store_retries;
 mod transcript;
 mod tree_budget;
 mod uploads;
 mod usage_sums;
-mod waiting;
 mod webhooks;
 mod worker;
 mod workspaces;
@@ -72,17 +71,18 @@ use uuid::Uuid;
 
 use self::bus::Bus;
 use self::capacity::Capacity;
-use self::driven::DrivenRuns;
+use self::driven_runs::DrivenRuns;
 use self::housekeeping::Housekeeping;
 use self::idempotency::IdempotencyKeys;
-use self::key_locks::KeyLocks;
-use self::loaded::LoadedAgents;
-use self::places::Places;
+use self::loaded_agents::LoadedAgents;
 use self::queue::Queue;
 use self::replica::Replica;
+use self::reservations::Reservations;
 use self::slots::RunSlots;
 use self::workspaces::Workspaces;
 use crate::agents::{Catalogue, Definition, DefinitionError, Skills};
+use crate::bounds::key_locks::KeyLocks;
+use crate::bounds::memory::TenantPermit;
 use crate::engine::{FoldError, Handlers, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
@@ -96,25 +96,27 @@ use crate::tools::registry::Registry;
 use crate::tools::use_skill::UseSkill;
 
 pub use crate::governance::Decision;
+pub use answers::{
+    AnswerError, Approver, CallRef, KnownRequests, OutstandingRequests, ReviewFinding,
+};
 pub use audit_chain::{AuditChain, AuditKey};
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
 pub use files::{FileOwner, FileUsers, Files, FilesError, record_change};
-pub use follow::{Follower, Over};
+pub use follower::{FollowEnd, Follower};
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use logins::{LoginRefusal, Logins};
 pub use memory::recollection;
 pub use parents::MAX_DEPTH as MAX_ANCESTORS;
-pub use policy_cases::{Decided, NotJudged, PolicyBench, PolicyCase};
+pub use policy_cases::{CaseDecision, NotJudged, PolicyBench, PolicyCase};
 pub use queue::Backlog;
 pub use rate_limits::{RateLimitStatus, RateLimits};
 pub use replay::{Change, NewDecisions, PolicyReplay, Replay, ReplayError, ReplayQuery};
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
 pub use uploads::{FileCopy, Upload, UploadError, Uploads};
-pub use waiting::{AnswerError, Approver, CallPlace, Found, KnownRequests, Outstanding};
 pub use webhooks::{WebhookSender, Webhooks};
 pub use workspaces::{Sharing, WorkspaceSettings, object_store_fault, shared_volume_fault};
 
@@ -173,7 +175,7 @@ struct Inner {
     queue: Arc<Queue>,
     idempotency_keys: IdempotencyKeys,
     /// Locks by session, held while a run with uploaded files begins.
-    session_uploads: KeyLocks,
+    session_uploads: KeyLocks<(String, String)>,
     rate_limits: Arc<RateLimits>,
     workspaces: Arc<Workspaces>,
     bus: Arc<Bus>,
@@ -201,7 +203,7 @@ impl Runtime {
         let replica = Replica::new(settings.lease);
         let (bus, queue) = (Arc::<Bus>::default(), Arc::new(Queue::new(settings.max_queued_runs)));
         let driven = Arc::<DrivenRuns>::default();
-        let places = Arc::new(Places::new(
+        let reservations = Arc::new(Reservations::new(
             settings.run_limits,
             Arc::clone(&store),
             Arc::clone(&replica.id),
@@ -211,10 +213,11 @@ impl Runtime {
         let requests = registry.requests_of_servers().cloned();
         let housekeeping = Housekeeping::new(&store, &settings, requests);
         let on_durable = {
-            let (bus, queue, places) = (Arc::clone(&bus), Arc::clone(&queue), Arc::clone(&places));
+            let (bus, queue, reservations) =
+                (Arc::clone(&bus), Arc::clone(&queue), Arc::clone(&reservations));
             let (driven, webhooks) = (Arc::clone(&driven), Arc::clone(&housekeeping.webhooks));
             Arc::new(move |write: &RunWrite| {
-                places.on_written(write);
+                reservations.on_written(write);
                 driven.probation.on_written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
@@ -241,7 +244,7 @@ impl Runtime {
             handlers: Arc::default(),
             child_ids,
             driven,
-            capacity: Capacity::new(slots, places),
+            capacity: Capacity::new(slots, reservations),
             queue,
             idempotency_keys: IdempotencyKeys::new(Arc::clone(&store)),
             session_uploads: KeyLocks::default(),
@@ -341,11 +344,12 @@ impl Runtime {
         &self.inner.rate_limits
     }
 
-    /// The replay of policies.
-    pub fn policy_replay(&self) -> PolicyReplay {
+    /// A replay of a policy, in its turn.
+    pub fn policy_replay(&self, turn: TenantPermit<'static>) -> PolicyReplay {
         PolicyReplay {
             store: Arc::clone(&self.inner.store),
             loaded: Arc::clone(&self.inner.agents),
+            turn: Arc::new(turn),
         }
     }
 
@@ -372,7 +376,7 @@ impl Runtime {
 
 /// The tool that reads skills, for the list of tools. The one of an agent knows the names of its skills.
 pub fn use_skill(skills: &Arc<Skills>) -> Arc<dyn Tool> {
-    Arc::new(UseSkill::new(&[], compiled::lookup(skills)))
+    Arc::new(UseSkill::new(&[], definition_compiler::lookup(skills)))
 }
 
 /// Why a definition cannot run with these tools, if it cannot.
@@ -381,7 +385,7 @@ pub fn check_tools(
     skills: &Arc<Skills>,
     definition: &Definition,
 ) -> Result<(), DefinitionError> {
-    compiled::executor(registry, skills, definition, std::iter::empty())
+    definition_compiler::executor(registry, skills, definition, std::iter::empty())
         .map(|_| ())
         .map_err(|e| e.0)
 }

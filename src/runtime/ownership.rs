@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use crate::engine::RunControl;
-use crate::store::{ClaimedRun, GivenBack, StoreError};
+use crate::store::{ClaimedRun, Requeue, StoreError};
 
 /// A run, and the epoch under which it is owned.
 pub(super) type RunEpoch = (Uuid, i64);
@@ -216,7 +216,7 @@ impl Runtime {
     }
 
     /// Requeues a run without counting a crash, now or as soon as the store is available.
-    pub(super) async fn requeue_uncounted(&self, ownership: OwnedRun, how: GivenBack) {
+    pub(super) async fn requeue_uncounted(&self, ownership: OwnedRun, how: Requeue) {
         if let Err((ownership, error)) = self.try_to_requeue(ownership, how).await {
             tracing::warn!(run_id = %ownership.run(), %error, "run could not be given back yet");
             self.inner.driven.live.abandon(ownership);
@@ -227,7 +227,7 @@ impl Runtime {
     pub(super) async fn try_to_requeue(
         &self,
         ownership: OwnedRun,
-        how: GivenBack,
+        how: Requeue,
     ) -> Result<(), (OwnedRun, StoreError)> {
         if ownership.is_shared() {
             return Ok(()); // the other task owns it
@@ -271,7 +271,7 @@ impl Runtime {
         for ownership in self.inner.driven.owned.undriven(owned) {
             self.requeue(ownership, ReclaimReason::Undriven).await?;
         }
-        self.inner.capacity.places.reconcile().await
+        self.inner.capacity.reservations.reconcile().await
     }
 
     async fn requeue(
@@ -279,7 +279,7 @@ impl Runtime {
         (run, epoch): RunEpoch,
         reason: ReclaimReason,
     ) -> Result<bool, StoreError> {
-        let crashed = GivenBack::Crashed;
+        let crashed = Requeue::Crashed;
         let was_ours =
             self.inner.store.give_back(&self.inner.replica.id, run, epoch, crashed).await?;
         if was_ours {

@@ -19,7 +19,8 @@ use crate::agents::{Agent, Definition, DefinitionError};
 use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{Plan, RunControl, State};
-use crate::run::{Autonomy, BudgetOverrides, Delegation, Overrides};
+use crate::message::Usage;
+use crate::run::{Autonomy, BudgetOverrides, Delegation, Overrides, Usd};
 use crate::store::{RunRecord, StoreError};
 use crate::tools::subagent::ChildFailed;
 use crate::tools::workspace;
@@ -122,6 +123,10 @@ impl Parent {
         let left = now.milliseconds_left(clock::now());
         let max_duration_seconds =
             left.map(|left| u64::try_from(left).unwrap_or(0).div_ceil(1000).max(1));
+        let caps = &self.plan.rules.budget;
+        // The budget that the tree shares bounds what a root and the runs below it take.
+        let taken = if self.identity.lineage.is_some() { now.taken() } else { Usage::default() };
+        let micro_usd_taken = taken.cost_micro_usd.unwrap_or(0);
         let used = &now.totals().consumption;
         let files = used.files();
         Overrides {
@@ -129,9 +134,13 @@ impl Parent {
             tools,
             budget: Some(BudgetOverrides {
                 max_duration_seconds,
-                // The tree's budget bounds calls; these caps make the child look up prices.
-                max_total_tokens: self.plan.rules.budget.max_total_tokens,
-                max_cost_usd: self.plan.rules.budget.max_cost_usd,
+                // Caps of a root make the child look up prices.
+                max_total_tokens: caps
+                    .max_total_tokens
+                    .map(|max| max.saturating_sub(taken.total_tokens()).max(1)),
+                max_cost_usd: caps
+                    .max_cost_usd
+                    .map(|max| Usd::from_micro(max.micro().saturating_sub(micro_usd_taken).max(1))),
                 // Only an explicit cap is passed on; the tree's budget enforces the default.
                 max_files_modified: self
                     .plan

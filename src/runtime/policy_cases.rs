@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::compiled::executor;
+use super::definition_compiler::executor;
 use crate::agents::{Agent, Definition, Skills};
 use crate::bounds::name::means;
 use crate::event::{RunEvent, ToolCallBlocked};
@@ -38,38 +38,38 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyCase {
-    /// For people; default: the tool and its number.
+    /// A name for reports; default: the tool and its number.
     pub name: Option<String>,
     pub tool: String,
-    /// What the model would write.
+    /// The arguments as a model would write them.
     #[serde(default)]
     pub arguments: Option<Value>,
-    /// What the call would do, instead of arguments.
+    /// The actions of the call, instead of arguments.
     #[serde(default)]
     pub actions: Option<Vec<Action>>,
-    /// What the run has read.
+    /// The labels of the run.
     #[serde(default)]
     pub labels: Labels,
-    /// Of the caller.
+    /// The scopes of the caller.
     #[serde(default = "every_tool")]
     pub scopes: Vec<String>,
-    /// Files that are there already, empty, relative to the workspace.
+    /// Paths of existing empty files, relative to the workspace.
     #[serde(default)]
     pub files: Vec<String>,
-    /// What the gate must decide.
+    /// The expected decision.
     pub expect: Decision,
-    /// The rule that decides; not checked if absent.
+    /// The expected rule; not checked if absent.
     #[serde(default)]
     pub rule: Option<String>,
 }
 
-/// What the gate decided.
+/// The decision of the gate.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Decided {
+pub struct CaseDecision {
     pub decision: String,
     pub rule: String,
     pub reason: Option<String>,
-    /// What the call would do; empty where that could not be told.
+    /// The actions of the call; empty if they could not be derived.
     pub actions: Arc<[Action]>,
 }
 
@@ -82,7 +82,7 @@ pub enum NotJudged {
     /// The file with this index cannot be in a workspace.
     #[error("files[{0}]: {1}")]
     File(usize, String),
-    /// Something else is wrong with it.
+    /// Another mistake in the case.
     #[error("{0}")]
     Call(String),
 }
@@ -112,10 +112,10 @@ impl PolicyBench {
     }
 
     /// The decision on a call whose tool the definition does not have: it is blocked.
-    pub fn missing(&self, tool: &str) -> Option<Decided> {
+    pub fn missing(&self, tool: &str) -> Option<CaseDecision> {
         let is_listed = self.listed.iter().any(|name| means(name, tool));
         let has = is_listed || self.executor.infos().any(|info| info.name == tool);
-        (!has).then(|| Decided {
+        (!has).then(|| CaseDecision {
             decision: Decision::Blocked.as_str().to_owned(),
             rule: "tools".to_owned(),
             reason: Some("The definition does not have this tool.".to_owned()),
@@ -126,11 +126,15 @@ impl PolicyBench {
     /// The gate's decision on a call, in a workspace beneath an empty directory.
     ///
     /// # Errors
-    /// Why the call does not come before the gate.
-    pub async fn decide(&self, case: &PolicyCase, directory: &Path) -> Result<Decided, NotJudged> {
+    /// Why the gate does not judge the call.
+    pub async fn decide(
+        &self,
+        case: &PolicyCase,
+        directory: &Path,
+    ) -> Result<CaseDecision, NotJudged> {
         let (directory, files) = (directory.to_owned(), case.files.clone());
-        let laid_out = fairness::blocking(move || lay_out(&directory, &files));
-        let workspace = laid_out.await.map_err(|error| NotJudged::Call(error.to_string()))??;
+        let created = fairness::blocking(move || create_workspace(&directory, &files));
+        let workspace = created.await.map_err(|error| NotJudged::Call(error.to_string()))??;
         match (&case.actions, &case.arguments) {
             (Some(_), Some(_)) => Err(NotJudged::Call("has both arguments and actions".to_owned())),
             (Some(actions), None) => Ok(self.judge(case, actions, &workspace)),
@@ -143,7 +147,7 @@ impl PolicyBench {
         }
     }
 
-    fn judge(&self, case: &PolicyCase, actions: &[Action], workspace: &Workspace) -> Decided {
+    fn judge(&self, case: &PolicyCase, actions: &[Action], workspace: &Workspace) -> CaseDecision {
         let call = Call {
             tool: &case.tool,
             effect: actions.iter().map(|action| action.effect).max().unwrap_or(Effect::Once),
@@ -160,7 +164,7 @@ impl PolicyBench {
                 (decision, rule, Some(reason))
             }
         };
-        Decided {
+        CaseDecision {
             decision: decision.as_str().to_owned(),
             rule: rule.to_owned(),
             reason,
@@ -173,7 +177,7 @@ impl PolicyBench {
         case: &PolicyCase,
         arguments: &Value,
         workspace: Workspace,
-    ) -> Result<Decided, String> {
+    ) -> Result<CaseDecision, String> {
         let call = ToolCall {
             id: Uuid::nil(),
             name: case.tool.clone(),
@@ -203,25 +207,25 @@ impl PolicyBench {
         let slot = Slot { attempt: 1, iteration: 1, index: 0 };
         let prepared = self.executor.prepare(&call, slot, &scope, None).await;
         match prepared.map_err(|error| error.to_string())? {
-            Prepared::Ready(ready) => Ok(Decided {
+            Prepared::Ready(ready) => Ok(CaseDecision {
                 decision: ready.started().decision.clone(),
                 rule: ready.rule().to_owned(),
                 reason: ready.started().reason.clone(),
                 actions: Arc::clone(&ready.started().actions),
             }),
-            Prepared::Escalated(escalated) => Ok(Decided {
+            Prepared::Escalated(escalated) => Ok(CaseDecision {
                 decision: escalated.audit.decision,
                 rule: escalated.audit.rule,
                 reason: Some(escalated.reason),
                 actions: escalated.actions,
             }),
-            Prepared::Answered(finished) => answered(finished.event),
+            Prepared::Answered(finished) => decision_of_event(finished.event),
         }
     }
 }
 
 /// A workspace with these files, which are empty.
-fn lay_out(directory: &Path, files: &[String]) -> Result<Workspace, NotJudged> {
+fn create_workspace(directory: &Path, files: &[String]) -> Result<Workspace, NotJudged> {
     let workspace = Workspace::open(directory, TENANT, WORKSPACE)
         .map_err(|error| NotJudged::Call(error.to_string()))?;
     let root = directory.join(TENANT).join(WORKSPACE);
@@ -254,8 +258,12 @@ impl Runtime {
     /// The decision of an agent's gate on a call, in an empty workspace; the call is not executed.
     ///
     /// # Errors
-    /// Why the call does not come before the gate.
-    pub async fn judge_call(&self, agent: &Agent, case: &PolicyCase) -> Result<Decided, NotJudged> {
+    /// Why the gate does not judge the call.
+    pub async fn judge_call(
+        &self,
+        agent: &Agent,
+        case: &PolicyCase,
+    ) -> Result<CaseDecision, NotJudged> {
         let (registry, skills) = self.inner.agents.tools();
         let bench =
             PolicyBench::new(registry, skills, &agent.definition).map_err(NotJudged::Call)?;
@@ -267,7 +275,7 @@ impl Runtime {
 }
 
 /// The decision on a call that was refused before its execution, or why the gate did not judge it.
-fn answered(event: RunEvent) -> Result<Decided, String> {
+fn decision_of_event(event: RunEvent) -> Result<CaseDecision, String> {
     if let RunEvent::ToolCallCompleted(completed) = event {
         return Err(completed.content);
     }
@@ -275,5 +283,5 @@ fn answered(event: RunEvent) -> Result<Decided, String> {
         return Err("the call was answered without a decision".to_owned());
     };
     let ToolCallBlocked { decision, rule, reason, actions, .. } = blocked;
-    Ok(Decided { decision, rule, reason: Some(reason), actions })
+    Ok(CaseDecision { decision, rule, reason: Some(reason), actions })
 }

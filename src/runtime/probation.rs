@@ -12,17 +12,17 @@ use super::ownership::RunEpoch;
 use crate::event::RunEvent;
 use crate::store::RunWrite;
 
-/// The place of the one suspect that is driven here.
+/// The permit of the one suspect that is driven here.
 #[derive(Debug)]
 pub(super) struct Probation {
-    place: Arc<Semaphore>,
+    permit: Arc<Semaphore>,
     /// Identified by run and epoch: another task of the same run does not hold it.
     holder: Mutex<Option<(RunEpoch, OwnedSemaphorePermit)>>,
 }
 
 impl Default for Probation {
     fn default() -> Self {
-        Self { place: Arc::new(Semaphore::new(1)), holder: Mutex::new(None) }
+        Self { permit: Arc::new(Semaphore::new(1)), holder: Mutex::new(None) }
     }
 }
 
@@ -34,7 +34,7 @@ impl Probation {
             return;
         }
         // The semaphore is never closed.
-        if let Ok(permit) = Arc::clone(&self.place).acquire_owned().await {
+        if let Ok(permit) = Arc::clone(&self.permit).acquire_owned().await {
             *self.holder.lock() = Some(((run, epoch), permit));
         }
     }
@@ -47,7 +47,7 @@ impl Probation {
     /// Handles a durable write.
     pub(super) fn on_written(&self, write: &RunWrite) {
         let is_answer = |what: &RunEvent| matches!(what, RunEvent::ModelResponded(_));
-        if self.place.available_permits() == 0
+        if self.permit.available_permits() == 0
             && write.events.iter().any(|event| is_answer(&event.what))
         {
             self.leave(write.run_id, write.epoch);

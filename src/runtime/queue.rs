@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::lacking::LeftRuns;
+use super::missing_requirements::DeferredRuns;
 use super::ownership::OwnedRun;
 use super::queue_admission::QueueAdmission;
 use super::slots::{RunSlot, RunSlots};
@@ -31,7 +31,7 @@ pub(super) struct Queue {
     /// Limits the runs that enter it.
     pub(super) admission: Arc<QueueAdmission>,
     /// Runs that this replica leaves to others.
-    pub(super) left: LeftRuns,
+    pub(super) deferred: DeferredRuns,
     /// Wakes the loop that claims runs.
     pub(super) changed: Arc<Notify>,
     /// The tenant after which the next claim begins.
@@ -60,7 +60,7 @@ impl Queue {
     pub(super) fn new(limit: u64) -> Self {
         Self {
             admission: Arc::new(QueueAdmission::new(limit)),
-            left: LeftRuns::default(),
+            deferred: DeferredRuns::default(),
             changed: Arc::default(),
             last_served: Mutex::default(),
             has_more: AtomicBool::default(),
@@ -70,14 +70,14 @@ impl Queue {
     }
 
     /// Notes that a run was queued.
-    pub(super) fn grew(&self) {
+    pub(super) fn note_queued(&self) {
         if let Some((_, backlog)) = self.backlog.lock().as_mut() {
             backlog.queued += 1;
         }
         self.changed.notify_one();
     }
 
-    fn shrank(&self, by: u64) {
+    fn note_claimed(&self, by: u64) {
         if let Some((_, backlog)) = self.backlog.lock().as_mut() {
             backlog.queued = backlog.queued.saturating_sub(by);
         }
@@ -127,11 +127,11 @@ impl Runtime {
                 return Ok(());
             }
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
-            let excluded = inner.queue.left.excluded_from_claims();
+            let excluded = inner.queue.deferred.excluded_from_claims();
             let claimant = Claimant { owner: &inner.replica.id, excluded: &excluded };
             let claimed = self.claimed(inner.store.claim_begun(claimant, limit)).await?;
             let has_more = claimed.len() == room;
-            self.resume_all(claimed, RunSlots::free);
+            self.resume_all(claimed, RunSlots::try_acquire);
             if !has_more {
                 return Ok(());
             }
@@ -152,7 +152,7 @@ impl Runtime {
             return Ok(());
         }
         for run in inner.store.begun_in_trees(&roots).await?.into_iter().take(room) {
-            let Some(slot) = capacity.slots.free() else { break };
+            let Some(slot) = capacity.slots.try_acquire() else { break };
             let runtime = self.clone();
             inner.driven.tasks.spawn(async move { runtime.take_over(run, Some(slot)).await });
         }
@@ -166,7 +166,7 @@ impl Runtime {
         slot: fn(&RunSlots) -> Option<RunSlot>,
     ) {
         let inner = &self.inner;
-        inner.queue.shrank(claimed.len() as u64);
+        inner.queue.note_claimed(claimed.len() as u64);
         for (claimed, ownership) in claimed {
             tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
             let slot = slot(&inner.capacity.slots);
@@ -219,7 +219,8 @@ impl Runtime {
         let (inner, capacity) = (&self.inner, &self.inner.capacity);
         inner.store.end_delays(MAX_DUE).await?;
         loop {
-            let room = capacity.claimable(capacity.slots.room(), inner.driven.live.len());
+            let room =
+                capacity.claimable(capacity.slots.free_worker_slots(), inner.driven.live.len());
             if room == 0 {
                 inner.queue.has_more.store(true, Ordering::Relaxed); // there may be
             }
@@ -229,7 +230,7 @@ impl Runtime {
             let mut last_served = inner.queue.last_served.lock().clone();
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
             let mut running = inner.store.running(inner.settings.run_limits).await?;
-            let excluded = inner.queue.left.excluded_from_claims();
+            let excluded = inner.queue.deferred.excluded_from_claims();
             let claimant = Claimant { owner: &inner.replica.id, excluded: &excluded };
             let claim = inner.store.claim_within(claimant, limit, &mut last_served, &mut running);
             let claimed = self.claimed(claim).await?;

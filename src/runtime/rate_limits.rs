@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio_util::sync::CancellationToken;
 
-use super::patience::patiently;
+use super::store_retries::retry_while_unavailable;
 use crate::clock;
 use crate::engine::AppendFailed;
 use crate::engine::run::{Admission, CallAdmission};
@@ -63,7 +63,10 @@ impl Admission for CallLimits {
         per_minute: Option<u32>,
     ) -> Result<CallAdmission, AppendFailed> {
         let subject = &self.caller.subject;
-        patiently(self.patience, || self.rates.admitted_call(subject, tool, per_minute)).await
+        retry_while_unavailable(self.patience, || {
+            self.rates.admitted_call(subject, tool, per_minute)
+        })
+        .await
     }
 }
 

@@ -15,13 +15,13 @@ use futures::future::BoxFuture;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::claimed::{ResumeError, Resumption, lacking, unreadable, unusable};
+use super::answers::expiry_record;
+use super::claimed_run::{ResumeError, Resumption, missing_requirement, unreadable, unusable};
 use super::identity::RunIdentity;
 use super::journals;
-use super::loaded::LoadedAgent;
+use super::loaded_agents::LoadedAgent;
 use super::ownership::{OwnedRun, ReclaimReason};
 use super::slots::RunSlot;
-use super::waiting::expiry;
 use super::worker::{DrivenRun, RunNotices};
 use super::workspaces::{OpenError, User};
 use crate::agents::prompt::ActiveSkill;
@@ -30,7 +30,7 @@ use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, Resolution, RunEvent};
 use crate::run::Overrides;
 use crate::store::writer::AppendError;
-use crate::store::{ApprovalRecord, ClaimedRun, GivenBack, Ownership, RunRecord, StoreError};
+use crate::store::{ApprovalRecord, ClaimedRun, Ownership, Requeue, RunRecord, StoreError};
 use crate::tools::results::{audit_of_unfinished_call, audit_of_unfinished_row};
 
 /// Journal entries read at once during recovery.
@@ -42,7 +42,7 @@ const MAX_CLAIM: u32 = 64;
 
 /// What to do with a claimed run.
 enum Claimed {
-    GoesOn(Box<DrivenRun>),
+    Driven(Box<DrivenRun>),
     /// It is ended or parked with this entry.
     Disposed(Box<(RunIdentity, Entry)>),
 }
@@ -80,8 +80,8 @@ impl Runtime {
         let recover = AssertUnwindSafe(self.recover(claimed, identity.clone(), slot));
         let recover = Box::pin(recover.catch_unwind());
         let recovered = self.inner.replica.gives_back.run_until_cancelled(recover).await;
-        match recovered.unwrap_or(Ok(Err(ResumeError::Left(GivenBack::AtOnce)))) {
-            Ok(Ok(Claimed::GoesOn(owned))) => owned.spawn(ownership, RunNotices::default()),
+        match recovered.unwrap_or(Ok(Err(ResumeError::LeftToOthers(Requeue::AtOnce)))) {
+            Ok(Ok(Claimed::Driven(owned))) => owned.spawn(ownership, RunNotices::default()),
             Ok(Ok(Claimed::Disposed(ended))) => {
                 let (identity, entry) = *ended;
                 self.dispose(&identity, ownership, entry).await;
@@ -102,11 +102,11 @@ impl Runtime {
         error: ResumeError,
     ) {
         match error {
-            ResumeError::NoFreeSlot => self.requeue_uncounted(ownership, GivenBack::AtOnce).await,
-            ResumeError::Left(how) => self.requeue_uncounted(ownership, how).await,
-            ResumeError::Stopped(error @ (Stopped::FilesNotKept | Stopped::NoRoom)) => {
+            ResumeError::NoFreeSlot => self.requeue_uncounted(ownership, Requeue::AtOnce).await,
+            ResumeError::LeftToOthers(how) => self.requeue_uncounted(ownership, how).await,
+            ResumeError::Stopped(error @ (Stopped::FilesNotStored | Stopped::OutOfMemory)) => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is given back");
-                self.requeue_uncounted(ownership, GivenBack::After(RETRY_PAUSE)).await;
+                self.requeue_uncounted(ownership, Requeue::After(RETRY_PAUSE)).await;
             }
             #[cfg(test)]
             ResumeError::Workspace(error @ OpenError::NotHere(_))
@@ -116,7 +116,7 @@ impl Runtime {
             }
             ResumeError::Workspace(error @ OpenError::NotHere(_)) => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run is left to other replicas");
-                self.requeue_uncounted(ownership, GivenBack::After(RETRY_PAUSE)).await;
+                self.requeue_uncounted(ownership, Requeue::After(RETRY_PAUSE)).await;
             }
             ResumeError::Store(error) if error.is_transient() => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run could not be read; it is tried again");
@@ -151,7 +151,7 @@ impl Runtime {
     pub(super) fn end_as_cancelled(&self, ownership: OwnedRun) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             tracing::debug!(run_id = %ownership.run(), "asked to cancel before its end was stored");
-            self.requeue_uncounted(ownership, GivenBack::AtOnce).await;
+            self.requeue_uncounted(ownership, Requeue::AtOnce).await;
             if let Err(error) = self.end_cancelled().await {
                 error.log_retry("the run is cancelled later");
             }
@@ -169,17 +169,17 @@ impl Runtime {
         }
     }
 
-    /// Claims this run and resumes it. It stays in the queue if another replica was faster, it is left to others,
-    /// it is not due, or it needs a place.
+    /// Claims this run and resumes it. It stays in the queue if another replica was faster, it is deferred,
+    /// it is not due, or the limits apply to it.
     pub(super) async fn take_over(&self, run: Uuid, slot: Option<RunSlot>) {
         let inner = &self.inner;
-        if inner.queue.left.is_excluded(run) {
+        if inner.queue.deferred.is_excluded(run) {
             return;
         }
         let claimed = if inner.settings.run_limits.is_unlimited() {
             self.claimed(inner.store.claim_run(&inner.replica.id, run)).await
         } else {
-            self.claimed(inner.store.claim_placed_run(&inner.replica.id, run)).await
+            self.claimed(inner.store.claim_exempt_run(&inner.replica.id, run)).await
         };
         match claimed {
             Ok(claimed) => {
@@ -204,12 +204,17 @@ impl Runtime {
         {
             return Err(ResumeError::Unusable("its replicas died too often".to_owned()));
         }
-        let turn = self.journal_turn(row).await?;
+        let permit = self.journal_permit(row).await?;
         let journal = self.counted_journal(row).await?;
         // A run can be ended even if its plan cannot be made.
         let planned = self.plan_of(&claimed, &journal);
-        if let Err(ResumeError::Lacking(lack)) = &planned {
+        if let Err(ResumeError::MissingRequirement(lack)) = &planned {
             self.leave_to_others(row, lack).await?;
+        }
+        if let Ok((_, plan)) = &planned
+            && let Some(lack) = self.missing_price_of(plan)
+        {
+            self.leave_to_others(row, &lack).await?; // without it, the budget counts as used up
         }
         let is_child = row.parent_run_id.is_some();
         let rules = planned.as_ref().map(|(_, plan)| plan.rules_of(is_child)).unwrap_or_default();
@@ -242,7 +247,7 @@ impl Runtime {
         }
         let slot = slot.ok_or(ResumeError::NoFreeSlot)?;
         let (loaded, plan) = planned?;
-        if let Some(lack) = self.lack_of(&plan) {
+        if let Some(lack) = self.missing_requirement_of(&plan) {
             self.leave_to_others(row, &lack).await?;
         }
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
@@ -253,12 +258,12 @@ impl Runtime {
         let mut owned =
             DrivenRun::new(self, identity, Arc::new(plan), executor, workspace, state, slot);
         (owned.run.outbox, owned.run.audit) = (events, audit);
-        if !owned.run.room.resize(owned.run.state.bytes()) {
-            return Err(Stopped::NoRoom.into());
+        if !owned.run.memory_share.resize(owned.run.state.bytes()) {
+            return Err(Stopped::OutOfMemory.into());
         }
-        drop(turn);
+        drop(permit);
         owned.resumption = Some(Resumption { claimed, has_crashed, is_alone });
-        Ok(Claimed::GoesOn(Box::new(owned)))
+        Ok(Claimed::Driven(Box::new(owned)))
     }
 
     /// The ids of the child runs of dispatched calls, by call.
@@ -329,7 +334,7 @@ impl Runtime {
         if recovered.state.waiting().next().is_some() {
             for answer in self.answers_to(row, &recovered.state).await? {
                 let labels = recovered.state.labels();
-                let expired = expiry(&answer).map(|record| AuditRecord { labels, ..record });
+                let expired = expiry_record(&answer).map(|record| AuditRecord { labels, ..record });
                 recovered.audit.extend(expired);
                 if let Some(mut resolved) = answer.resolved() {
                     if resolved.resolution == Resolution::ChildEnded {
@@ -378,7 +383,7 @@ impl Runtime {
         let slots = &self.inner.capacity.slots;
         match (self.is_draining() || !self.serves_the_queue(), was_begun) {
             (true, _) => None,
-            (false, true) => slots.free(),
+            (false, true) => slots.try_acquire(),
             (false, false) => slots.for_worker(),
         }
     }
@@ -393,18 +398,18 @@ impl Runtime {
             .inner
             .agents
             .of_snapshot(&row.definition_hash, &claimed.definition)
-            .map_err(|error| lacking(&error))?;
+            .map_err(|error| missing_requirement(&error))?;
         let overrides: Overrides =
             serde_json::from_value(row.overrides.clone()).map_err(|error| unusable(&error))?;
         let active = match skills_at_start(journal)? {
             Some(active) => active,
             None => self
                 .active_skills(&loaded.agent.definition, &overrides)
-                .map_err(|error| lacking(&error))?,
+                .map_err(|error| missing_requirement(&error))?,
         };
         let plan =
             Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
-                .map_err(|error| lacking(&error))?;
+                .map_err(|error| missing_requirement(&error))?;
         Ok((loaded, plan.informed(&self.inner.router)))
     }
 
@@ -423,15 +428,15 @@ impl Runtime {
     }
 
     /// Waits until there is memory for the journal of a run.
-    pub(super) async fn journal_turn(
+    pub(super) async fn journal_permit(
         &self,
         run: &RunRecord,
-    ) -> Result<Option<journals::Turn>, StoreError> {
+    ) -> Result<Option<journals::Permit>, StoreError> {
         if run.started_at.is_none() {
             return Ok(None); // nothing has happened yet
         }
         let sizes = self.inner.store.journal_sizes(&run.tenant, &[run.id]).await?;
-        Ok(journals::turn(sizes.get(&run.id).copied().unwrap_or(0)).await)
+        Ok(journals::permit(sizes.get(&run.id).copied().unwrap_or(0)).await)
     }
 
     /// The journal of a claimed run. It must have as many events as its row says.

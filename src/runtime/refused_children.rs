@@ -16,17 +16,17 @@ use crate::providers::ProviderError;
 use crate::tools::subagent::ChildFailed;
 
 /// Attempt and iteration of a response.
-type Place = (u32, u32);
+type ResponseId = (u32, u32);
 
 /// Agents of which no more children are started in one response, and why.
 #[derive(Debug, Default)]
-pub(super) struct RefusedAgents(Mutex<(Place, HashMap<String, ChildFailed>)>);
+pub(super) struct RefusedAgents(Mutex<(ResponseId, HashMap<String, ChildFailed>)>);
 
 impl RefusedAgents {
-    fn of(&self, place: Place, agent: &str) -> Option<ChildFailed> {
+    fn of(&self, response: ResponseId, agent: &str) -> Option<ChildFailed> {
         let mut refused = self.0.lock();
-        if refused.0 != place {
-            *refused = (place, HashMap::new());
+        if refused.0 != response {
+            *refused = (response, HashMap::new());
         }
         refused.1.get(agent).cloned()
     }
@@ -46,8 +46,8 @@ impl Runtime {
         (tenant, id): (&str, Uuid),
         agent: &str,
     ) -> Option<ChildFailed> {
-        let place = control.delegating().map(|now| (now.attempt(), now.iteration()))?;
-        let failed = if let Some(failed) = refused.of(place, agent) {
+        let response = control.delegating().map(|now| (now.attempt(), now.iteration()))?;
+        let failed = if let Some(failed) = refused.of(response, agent) {
             failed
         } else {
             let known = self.inner.agents.named(agent)?;

@@ -22,11 +22,12 @@ use uuid::Uuid;
 
 use self::differences::Differences;
 use self::limits::ReplayLimits;
-use self::run::{Judge, Judged, judge_all};
-use super::compiled::policy;
+use self::run::{Judge, ReplayedRun, judge_all};
+use super::definition_compiler::policy;
 use super::journals;
-use super::loaded::LoadedAgents;
+use super::loaded_agents::LoadedAgents;
 use crate::agents::{Agent, Definition};
+use crate::bounds::memory::TenantPermit;
 use crate::fairness;
 use crate::governance::{Decision, Gate, PolicyError};
 use crate::store::{Page, RunCursor, RunFilter, RunRecord, Store, StoreError};
@@ -36,7 +37,9 @@ const BATCH: u32 = 16;
 /// The size of the caches of parents' rules and of definitions.
 const MAX_REMEMBERED: usize = 256;
 
-/// The time limit of judging, which is checked between two calls.
+/// After this time, a replay ends with the runs that it has judged.
+const MAX_REPLAY: Duration = Duration::from_secs(20);
+/// The time limit of judging the runs of one query, which is checked between two calls.
 const MAX_JUDGING: Duration = Duration::from_secs(20);
 
 /// Which calls are judged again, and by what.
@@ -108,7 +111,7 @@ pub struct Change {
     pub call_id: Uuid,
     /// Its tool.
     pub tool: String,
-    /// The decision then.
+    /// The recorded decision.
     pub was: String,
     /// The decision now.
     pub would_be: &'static str,
@@ -141,7 +144,6 @@ struct Progress {
     of_children: HashMap<(String, String), Arc<Judge>>,
     /// Definitions by hash; `None` if one cannot be read.
     definitions: HashMap<String, Option<Arc<Definition>>>,
-    left_to_judge: Duration,
     replay: Replay,
 }
 
@@ -150,6 +152,8 @@ struct Progress {
 pub struct PolicyReplay {
     pub(super) store: Arc<Store>,
     pub(super) loaded: Arc<LoadedAgents>,
+    /// Among the replays of all tenants.
+    pub(super) turn: Arc<TenantPermit<'static>>,
 }
 
 impl PolicyReplay {
@@ -159,8 +163,7 @@ impl PolicyReplay {
     /// [`ReplayError`].
     pub async fn judge(&self, tenant: &str, query: &ReplayQuery) -> Result<Replay, ReplayError> {
         let (replay, agent) = (self.clone(), Arc::clone(&query.agent));
-        let made = fairness::blocking(move || replay.judges_of(&agent)).await;
-        let (judge, limits) = made.map_err(|error| StoreError::Failed(error.to_string()))??;
+        let (judge, limits) = in_turn(&self.turn, move || replay.judges_of(&agent)).await??;
         let filter = RunFilter {
             agent: Some(query.agent.definition.name.clone()),
             created_after: query.since,
@@ -172,17 +175,16 @@ impl PolicyReplay {
             limits,
             of_children: HashMap::new(),
             definitions: HashMap::new(),
-            left_to_judge: MAX_JUDGING,
             replay: Replay::default(),
         };
-        let mut after = query.after.clone();
+        let (begun, mut after) = (Instant::now(), query.after.clone());
         loop {
             let left = u64::from(query.max_runs).saturating_sub(progress.replay.runs);
             let limit = BATCH.min(u32::try_from(left).unwrap_or(BATCH)).max(1);
             let page = Page { limit, after: after.clone() };
             let runs = self.store.runs(tenant, &filter, &page).await?;
             let Some(last) = runs.last() else { break };
-            if left == 0 {
+            if is_enough(&progress.replay, query.max_runs, begun.elapsed()) {
                 progress.replay.more_after = after;
                 break;
             }
@@ -203,6 +205,7 @@ impl PolicyReplay {
         let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
         let sizes = self.store.journal_sizes(tenant, &ids).await?;
         let (mut runs, mut left) = (runs.into_iter(), ids.as_slice());
+        let mut left_to_judge = MAX_JUDGING;
         while !left.is_empty() {
             let (count, bytes) = journals::piece(left, &sizes);
             let (read, rest) = left.split_at(count);
@@ -211,22 +214,21 @@ impl PolicyReplay {
             for run in runs.by_ref().take(count) {
                 judged.push(self.judged(tenant, query, run, progress).await?);
             }
-            let turn = journals::turn(bytes).await;
+            let permit = journals::permit(bytes).await;
             let (journals, damaged) = self.store.readable_journals(tenant, read).await?;
             let decided = self.store.decided_calls(&damaged).await?;
             for judged in &mut judged {
                 judged.decided = decided.get(&judged.run.id).copied();
             }
-            let (so_far, left_to_judge) = (mem::take(&mut progress.replay), progress.left_to_judge);
+            let so_far = mem::take(&mut progress.replay);
             let judging = move || {
-                let _turn = turn;
+                let _permit = permit;
                 let begun = Instant::now();
                 let replay = judge_all(so_far, &judged, &journals, begun + left_to_judge);
                 replay.map(|replay| (replay, left_to_judge.saturating_sub(begun.elapsed())))
             };
-            let judged = fairness::blocking(judging).await;
-            let judged = judged.map_err(|error| StoreError::Failed(error.to_string()))?;
-            (progress.replay, progress.left_to_judge) = judged.ok_or_else(too_long)?;
+            let judged = in_turn(&self.turn, judging).await?;
+            (progress.replay, left_to_judge) = judged.ok_or_else(too_long)?;
         }
         Ok(())
     }
@@ -238,7 +240,7 @@ impl PolicyReplay {
         query: &ReplayQuery,
         run: RunRecord,
         progress: &mut Progress,
-    ) -> Result<Judged, ReplayError> {
+    ) -> Result<ReplayedRun, ReplayError> {
         let judge = match run.parent_run_id {
             None => Arc::clone(&progress.judge),
             Some(parent) => {
@@ -250,7 +252,7 @@ impl PolicyReplay {
         let differences = Differences::between(recorded, &judge.agent);
         let directory = query.agent.workspace_of(run.id, run.session_id.as_deref()).into();
         let limits = Arc::clone(&progress.limits);
-        Ok(Judged { run, judge, differences, limits, directory, decided: None })
+        Ok(ReplayedRun { run, judge, differences, limits, directory, decided: None })
     }
 
     /// The judges of an agent's runs.
@@ -320,9 +322,65 @@ impl PolicyReplay {
     }
 }
 
+/// Work on a blocking thread. It keeps the turn of its replay, even if the client has disconnected.
+async fn in_turn<T: Send + 'static>(
+    turn: &Arc<TenantPermit<'static>>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StoreError> {
+    let turn = Arc::clone(turn);
+    let working = fairness::blocking(move || {
+        let _turn = turn;
+        work()
+    });
+    working.await.map_err(|error| StoreError::Failed(error.to_string()))
+}
+
 fn too_long() -> ReplayError {
     let seconds = MAX_JUDGING.as_secs();
     ReplayError::Definition(format!(
         "its rules take more than {seconds} s to judge these calls: replay fewer runs (`limit`)"
     ))
+}
+
+/// Whether no further runs are judged.
+fn is_enough(replay: &Replay, max_runs: u32, took: Duration) -> bool {
+    replay.runs >= u64::from(max_runs) || (replay.runs > 0 && took >= MAX_REPLAY)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{LazyLock, mpsc};
+
+    use futures::FutureExt as _;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::bounds::memory::TenantSemaphore;
+
+    #[tokio::test]
+    async fn a_turn_ends_with_its_work_and_not_with_its_client() {
+        static TURNS: LazyLock<TenantSemaphore> =
+            LazyLock::new(|| TenantSemaphore::with_share(1, 1));
+        let turn = Arc::new(TURNS.acquire("t").await.unwrap());
+        let (begun, begins) = oneshot::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        let work = move || {
+            let _ = begun.send(());
+            let _ = ends.recv();
+        };
+        let client = tokio::spawn(async move { in_turn(&turn, work).await.is_ok() });
+        begins.await.unwrap();
+        client.abort();
+        assert!(client.await.unwrap_err().is_cancelled());
+        assert!(TURNS.acquire("t").now_or_never().is_none(), "the work has not ended");
+        drop(end);
+        assert!(TURNS.acquire("t").await.is_some());
+    }
+
+    #[test]
+    fn a_replay_ends_in_time_but_not_before_it_has_judged_runs() {
+        let enough = |runs, took| is_enough(&Replay { runs, ..Replay::default() }, 100, took);
+        assert!(!enough(0, MAX_REPLAY) && !enough(99, Duration::ZERO));
+        assert!(enough(1, MAX_REPLAY) && enough(100, Duration::ZERO));
+    }
 }

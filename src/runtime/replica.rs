@@ -16,12 +16,12 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::driven::DrivenRuns;
+use super::driven_runs::DrivenRuns;
 use super::heartbeat::HeartbeatStore;
 use super::retention::Retained;
 use crate::clock;
 use crate::engine::Lease;
-use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
+use crate::store::{Requeue, StoreError, Swept, Wakeup, Watch};
 
 /// How often the loop runs without a notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -33,7 +33,8 @@ const RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 /// The pause before the loop restarts after a panic.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
-/// How often all parked parents are checked, in case the end of a child was missed.
+/// How often all parked parents are checked, in case the end of a child was missed, and the queue, in case the
+/// clock was set back.
 const PARENTS_INTERVAL: Duration = Duration::from_secs(15);
 /// A log line names at most this many runs.
 const MAX_NAMED: usize = 20;
@@ -152,8 +153,8 @@ impl Runtime {
         if let Err(error) = inner.store.release(&inner.replica.id).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");
         }
-        if let Err(error) = inner.capacity.places.give_all_back().await {
-            tracing::warn!(%error, "places could not be given back; they expire with the lease");
+        if let Err(error) = inner.capacity.reservations.release_all().await {
+            tracing::warn!(%error, "reservations could not be released; they expire with the lease");
         }
     }
 
@@ -177,6 +178,9 @@ impl Runtime {
                 _ = parents.tick() => {
                     if let Err(error) = inner.store.answer_parents(None).await {
                         error.log_retry("parents could not be notified of ended children; retrying");
+                    }
+                    if let Err(error) = inner.store.undo_clock_step().await {
+                        error.log_retry("a clock that was set back is looked for later");
                     }
                     continue;
                 }
@@ -239,7 +243,7 @@ impl Runtime {
                 }
             }
         }
-        done = done.and(self.inner.capacity.places.give_back().await);
+        done = done.and(self.inner.capacity.reservations.release_unused().await);
         done = done.and(self.answer_parents().await);
         if hint != Wakeup::Queue {
             done = done.and(self.end_cancelled().await);
@@ -265,8 +269,7 @@ impl Runtime {
     async fn requeue_abandoned(&self) -> Result<(), StoreError> {
         let mut abandoned = self.inner.driven.live.take_abandoned();
         while let Some(ownership) = abandoned.pop() {
-            if let Err((ownership, error)) = self.try_to_requeue(ownership, GivenBack::AtOnce).await
-            {
+            if let Err((ownership, error)) = self.try_to_requeue(ownership, Requeue::AtOnce).await {
                 abandoned.push(ownership);
                 for ownership in abandoned {
                     self.inner.driven.live.abandon(ownership);

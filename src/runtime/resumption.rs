@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::claimed::{ResumeError, Resumption, unusable};
+use super::claimed_run::{ResumeError, Resumption, unusable};
 use super::identity::RunIdentity;
 use super::worker::DrivenRun;
 use crate::event::RunEvent;
@@ -14,10 +14,13 @@ use crate::store::ClaimedRun;
 impl DrivenRun {
     /// Does what is left before a resumed run is driven: waits until it is alone if it may cause crashes, and
     /// opens it if it was never opened.
-    pub(super) async fn go_on(&mut self, resumption: Resumption) -> Result<(), ResumeError> {
+    pub(super) async fn prepare_resumption(
+        &mut self,
+        resumption: Resumption,
+    ) -> Result<(), ResumeError> {
         let Resumption { claimed, has_crashed, is_alone } = resumption;
         if is_alone {
-            self.slot.leave(); // it may wait for a long time
+            self.slot.release(); // it may wait for a long time
             let parent = self.identity.new.parent_run_id;
             let runtime = self.runtime.clone();
             let driven = &runtime.inner.driven;

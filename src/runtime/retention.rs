@@ -1,9 +1,8 @@
-//! Forgetting: ended runs, entries of the audit log, and what was taken out of workspaces, are deleted when they
-//! have been kept for as long as the operator wants.
+//! Deletes ended runs, entries of the audit log, and quarantined files when their retention has expired.
 //!
-//! All replicas look for it, and one at a time deletes. It goes in small batches with pauses, so
-//! that no commit waits long behind one, and takes smaller ones while the store does not keep up.
-//! Runs that go on or are parked are never touched.
+//! All replicas search for expired records; one at a time deletes them. Deletions are done in small batches with
+//! pauses, so that no commit waits long for one. The batches become smaller while the store is slow. Runs in
+//! progress and parked runs are never deleted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,14 +31,14 @@ pub(super) enum Retained {
 }
 
 /// The interval of the rounds for this retention.
-pub(super) fn looks(retention: Duration) -> Interval {
+pub(super) fn interval(retention: Duration) -> Interval {
     clock::every((retention / 10).clamp(Duration::from_secs(1), POLL_INTERVAL))
 }
 
 impl Runtime {
     /// Deletes what is older than this, until the service stops.
     pub(super) async fn forget_after(self, retention: Duration, what: Retained) {
-        let mut look = looks(retention);
+        let mut look = interval(retention);
         let mut batch = BATCH;
         loop {
             tokio::select! {

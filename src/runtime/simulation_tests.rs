@@ -20,7 +20,7 @@ mod work;
 
 use std::cell::Cell;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use self::schedule::Laboratory;
@@ -123,7 +123,9 @@ fn nothing_is_lost_doubled_or_stuck() {
 /// Each fault, and the seeds among which it has to be found.
 #[test]
 fn reintroduced_faults_are_found() {
+    // What takes longest is begun first.
     let table = [
+        (Fault::Store(StoreFault::RunsUnfenced), 250..600),
         (Fault::Store(StoreFault::NothingReconciled), 0..200),
         (Fault::Store(StoreFault::OneRowSpoilsAll), 0..200),
         (Fault::DeathsBlamed, 0..200),
@@ -135,21 +137,20 @@ fn reintroduced_faults_are_found() {
         (Fault::NoLookBeforeAnEffect, 0..200),
         (Fault::WorkspaceBlamedOnRuns, 0..200),
         (Fault::Store(StoreFault::NewerClaimed), 0..200),
-        (Fault::Store(StoreFault::RunsUnfenced), 250..600),
     ];
-    let (first, second) = table.split_at(table.len() / 2);
+    let next = AtomicUsize::new(0);
     let missed = std::thread::scope(|scope| {
-        let threads = [first, second].map(|rows| scope.spawn(move || missed(rows)));
+        let threads = [(); 2].map(|()| scope.spawn(|| missed(&table, &next)));
         threads.map(|thread| thread.join().unwrap()).concat()
     });
     assert!(missed.is_empty(), "{missed:?}");
 }
 
-/// Those of these faults that are not found.
-fn missed(table: &[(Fault, Range<u64>)]) -> Vec<Fault> {
+/// Those of these faults that are not found, of those that no other thread has taken.
+fn missed(table: &[(Fault, Range<u64>)], next: &AtomicUsize) -> Vec<Fault> {
     let laboratory = Laboratory::make();
     let mut missed = Vec::new();
-    for (fault, seeds) in table {
+    while let Some((fault, seeds)) = table.get(next.fetch_add(1, Ordering::Relaxed)) {
         let (fault, begun) = (*fault, Instant::now());
         let (tried, found) = search(&laboratory, seeds.clone(), Some(fault));
         println!("{fault:?}: {tried} schedules, {:.1?}, {found:?}", begun.elapsed());

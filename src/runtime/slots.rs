@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::places::Place;
+use super::reservations::Reservation;
 
 /// The slots of this replica.
 pub(super) struct RunSlots {
@@ -27,14 +27,15 @@ pub(super) struct RunSlot(Arc<SlotState>);
 pub(super) struct ParentSlot(Weak<SlotState>);
 
 struct SlotState {
-    taken: Mutex<Option<Taken>>,
+    hold: Mutex<Option<SlotHold>>,
     /// One permit, for the child to which the slot is lent.
     lent: Arc<Semaphore>,
-    /// The run's place within the limits of its tenant and key, until it is stored.
-    place: OnceLock<Place>,
+    /// The run's reservation within the limits of its tenant and key, until it is stored.
+    reservation: OnceLock<Reservation>,
 }
 
-enum Taken {
+/// What a slot holds until it is released.
+enum SlotHold {
     Own { _run: OwnedSemaphorePermit, _worker: Option<OwnedSemaphorePermit> },
     Lent { _permit: OwnedSemaphorePermit, _lender: RunSlot },
 }
@@ -50,90 +51,94 @@ impl RunSlots {
     }
 
     /// How many further runs from the queue may be driven.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn free_worker_slots(&self) -> usize {
         self.workers.available_permits().min(self.runs.available_permits())
     }
 
     /// A free slot, for a run started by a request.
-    pub(super) fn free(&self) -> Option<RunSlot> {
+    pub(super) fn try_acquire(&self) -> Option<RunSlot> {
         let run = Arc::clone(&self.runs).try_acquire_owned().ok()?;
-        Some(RunSlot::new(Taken::Own { _run: run, _worker: None }))
+        Some(RunSlot::new(SlotHold::Own { _run: run, _worker: None }))
     }
 
     /// A free slot, for a run from the queue.
     pub(super) fn for_worker(&self) -> Option<RunSlot> {
         let worker = Arc::clone(&self.workers).try_acquire_owned().ok()?;
         let run = Arc::clone(&self.runs).try_acquire_owned().ok()?;
-        Some(RunSlot::new(Taken::Own { _run: run, _worker: Some(worker) }))
+        Some(RunSlot::new(SlotHold::Own { _run: run, _worker: Some(worker) }))
     }
 
     /// The slot of the parent that waits for this run, or a free one.
     pub(super) fn of_parent_or_free(&self, parent_slot: Option<&ParentSlot>) -> Option<RunSlot> {
-        parent_slot.and_then(ParentSlot::lend).or_else(|| self.free())
+        parent_slot.and_then(ParentSlot::lend).or_else(|| self.try_acquire())
     }
 
-    /// Waits for such a slot; `None` if the parent has no slot any more. Cancel-safe.
+    /// Waits for the slot of the parent or a free one; `None` if the parent has no slot any more. Cancel-safe.
     pub(super) async fn for_child(&self, parent_slot: &ParentSlot) -> Option<RunSlot> {
         let lent = Arc::clone(&parent_slot.0.upgrade()?.lent);
         tokio::select! {
             biased;
-            permit = lent.acquire_owned() => parent_slot.lent(permit.ok()?),
+            permit = lent.acquire_owned() => parent_slot.lend_with(permit.ok()?),
             run = Arc::clone(&self.runs).acquire_owned() => {
-                Some(RunSlot::new(Taken::Own { _run: run.ok()?, _worker: None }))
+                Some(RunSlot::new(SlotHold::Own { _run: run.ok()?, _worker: None }))
             }
         }
     }
 }
 
 impl RunSlot {
-    fn new(taken: Taken) -> Self {
+    fn new(hold: SlotHold) -> Self {
         let lent = Arc::new(Semaphore::new(1));
-        Self(Arc::new(SlotState { taken: Mutex::new(Some(taken)), lent, place: OnceLock::new() }))
+        Self(Arc::new(SlotState {
+            hold: Mutex::new(Some(hold)),
+            lent,
+            reservation: OnceLock::new(),
+        }))
     }
 
-    fn taken(&self) -> MutexGuard<'_, Option<Taken>> {
-        self.0.taken.lock()
+    fn hold(&self) -> MutexGuard<'_, Option<SlotHold>> {
+        self.0.hold.lock()
     }
 
-    /// Holds the run's place at most as long as the slot; only the first place is used.
-    pub(super) fn with_place(self, place: Option<Place>) -> Self {
-        if let Some(place) = place {
-            let _ = self.0.place.set(place);
+    /// Holds the run's reservation at most as long as the slot; only the first reservation is used.
+    pub(super) fn with_reservation(self, reservation: Option<Reservation>) -> Self {
+        if let Some(reservation) = reservation {
+            let _ = self.0.reservation.set(reservation);
         }
         self
     }
 
-    /// Whether the run's place was lost.
-    pub(super) fn has_lost_its_place(&self) -> bool {
-        self.0.place.get().is_some_and(Place::is_lost)
+    /// Whether the run's reservation was lost.
+    pub(super) fn has_lost_its_reservation(&self) -> bool {
+        self.0.reservation.get().is_some_and(Reservation::is_lost)
     }
 
     pub(super) fn parent_slot(&self) -> ParentSlot {
         ParentSlot(Arc::downgrade(&self.0))
     }
 
-    /// Gives the slot back while the run waits.
-    pub(super) fn leave(&self) {
-        let left = self.taken().take();
-        drop(left);
+    /// Releases the slot while the run waits.
+    pub(super) fn release(&self) {
+        let released = self.hold().take();
+        drop(released);
     }
 
-    /// Takes over the other's slot.
+    /// Takes over the slot that `other` holds.
     pub(super) fn take(&self, other: &Self) {
-        let taken = other.taken().take();
-        *self.taken() = taken;
+        let hold = other.hold().take();
+        *self.hold() = hold;
     }
 }
 
 impl ParentSlot {
     fn lend(&self) -> Option<RunSlot> {
         let lent = Arc::clone(&self.0.upgrade()?.lent);
-        self.lent(lent.try_acquire_owned().ok()?)
+        self.lend_with(lent.try_acquire_owned().ok()?)
     }
 
-    fn lent(&self, permit: OwnedSemaphorePermit) -> Option<RunSlot> {
+    fn lend_with(&self, permit: OwnedSemaphorePermit) -> Option<RunSlot> {
         let parent_slot = RunSlot(self.0.upgrade()?);
-        Some(RunSlot::new(Taken::Lent { _permit: permit, _lender: parent_slot }))
+        Some(RunSlot::new(SlotHold::Lent { _permit: permit, _lender: parent_slot }))
     }
 }
 
@@ -145,28 +150,28 @@ mod tests {
     fn a_slot_is_lent_to_one_child_at_a_time_and_freed_last() {
         let slots = RunSlots::new(1, 1);
         let parent = slots.for_worker().unwrap();
-        assert_eq!(slots.room(), 0);
+        assert_eq!(slots.free_worker_slots(), 0);
         let parent_slot = parent.parent_slot();
         let child = slots.of_parent_or_free(Some(&parent_slot)).unwrap();
         assert!(slots.of_parent_or_free(Some(&parent_slot)).is_none(), "it is lent");
         let grandchild = slots.of_parent_or_free(Some(&child.parent_slot())).unwrap();
         drop(child);
         drop(parent);
-        assert_eq!(slots.room(), 0, "a run goes on in it");
+        assert_eq!(slots.free_worker_slots(), 0, "a run goes on in it");
         assert!(slots.of_parent_or_free(Some(&parent_slot)).is_none());
         drop(grandchild);
-        assert_eq!(slots.room(), 1);
+        assert_eq!(slots.free_worker_slots(), 1);
     }
 
     #[test]
     fn a_released_slot_is_free_for_other_runs() {
         let slots = RunSlots::new(1, 1);
         let suspect = slots.for_worker().unwrap();
-        suspect.leave();
-        let other = slots.free().unwrap();
+        suspect.release();
+        let other = slots.try_acquire().unwrap();
         assert!(slots.of_parent_or_free(None).is_none());
         drop(other);
         suspect.take(&slots.of_parent_or_free(None).unwrap());
-        assert_eq!(slots.room(), 0);
+        assert_eq!(slots.free_worker_slots(), 0);
     }
 }

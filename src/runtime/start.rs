@@ -18,12 +18,11 @@ use uuid::Uuid;
 pub(super) use self::checks::{Checked, opening};
 pub use self::error::StartError;
 use self::error::at;
-use super::files::record_change;
 use super::identity::{Lineage, RunIdentity};
 use super::ownership::FIRST_EPOCH;
 use super::queue_admission;
 use super::slots::RunSlot;
-use super::uploads::{Placed, Uploads};
+use super::uploads::Uploads;
 use super::worker::{DrivenRun, RunNotices};
 use super::workspaces::{OpenError, User};
 use super::{Follower, Runtime};
@@ -31,14 +30,14 @@ use crate::agents::Agent;
 use crate::agents::prompt::{Background, Opening};
 use crate::engine::{AppendFailed, Entry, State, Stopped};
 use crate::event::{Act, AuditAction, Event, RunEvent};
-use crate::fairness::{CpuAccount, Turns};
+use crate::fairness::{CpuAccount, FairTask};
 use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, QueuePlace, RunRecord};
 
 /// The least time to wait for the files of a run, however short the caller waits.
 const LEAST_FILES_WAIT: Duration = Duration::from_millis(500);
-/// How long a start waits for the audit records of its files. They are written even after that.
+/// How long a start waits for the audit records of its files.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which replica drives a run, and when its acceptance is reported.
@@ -191,20 +190,27 @@ impl Runtime {
         let busy = request.overrides.on_session_busy;
         let has_files = request.uploads.is_some();
         let checked = self.check(self.agent(&request.agent)?, request, Vec::new())?;
-        match session_id {
+        let files = has_files.then(|| checked.clone());
+        let started = match session_id {
             None => self.admit(checked, mode).await,
             Some(session_id) => {
                 let busy = busy.unwrap_or(checked.plan.agent.definition.on_session_busy);
-                // Of two requests with files, the second sees the first one's run before it replaces files.
+                // Of two requests with files here, the second sees the first one's run before it replaces files.
                 let tenant = &checked.caller.tenant;
                 let _turn = if has_files {
-                    Some(inner.session_uploads.lock(tenant, &session_id).await)
+                    Some(inner.session_uploads.lock((tenant.clone(), session_id.clone())).await)
                 } else {
                     None
                 };
                 self.begin_in(&session_id, checked, mode, busy).await
             }
+        };
+        // After an error of the store, the run may be stored nevertheless.
+        let is_refused = matches!(&started, Err(error) if !matches!(error, StartError::Store(_)));
+        if let Some(files) = files.filter(|_| is_refused) {
+            self.take_back(&files).await;
         }
+        started
     }
 
     pub(super) fn agent(&self, name: &str) -> Result<Arc<Agent>, StartError> {
@@ -230,8 +236,14 @@ impl Runtime {
         if inner.workspaces.fault().is_some() {
             return Err(StartError::NoWorkspace);
         }
-        let place = inner.capacity.places.take(&checked.new, &checked.caller).await?;
-        let slot = inner.capacity.slots.free().ok_or(StartError::Overloaded)?.with_place(place);
+        let reservation =
+            inner.capacity.reservations.reserve(&checked.new, &checked.caller).await?;
+        let slot = inner
+            .capacity
+            .slots
+            .try_acquire()
+            .ok_or(StartError::Overloaded)?
+            .with_reservation(reservation);
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
     }
 
@@ -247,47 +259,57 @@ impl Runtime {
         timeout_at(until, opened).await.is_ok()
     }
 
-    /// Puts the files of the request into the run's workspace, where they may replace others, and records that.
+    /// Records the files of the request, and puts them into the run's workspace, where they may replace others.
     /// This is completed even if the client disconnects.
     async fn receive(&self, checked: &Checked) -> Result<(), StartError> {
         let Some(uploads) = checked.uploads.clone() else { return Ok(()) };
         let (runtime, checked) = (self.clone(), checked.clone());
         let payer = CpuAccount::tenant(&checked.caller.tenant);
-        let receiving = async move { runtime.place_and_record(&checked, &uploads).await };
-        let received = self.inner.driven.tasks.spawn(Turns::new(payer, receiving)).await;
+        let receiving = async move { runtime.record_and_place(&checked, &uploads).await };
+        let received = self.inner.driven.tasks.spawn(FairTask::new(payer, receiving)).await;
         received.unwrap_or_else(|stopped| Err(StartError::not_stored(&stopped)))
     }
 
-    async fn place_and_record(
+    async fn record_and_place(
         &self,
         checked: &Checked,
         uploads: &Uploads,
     ) -> Result<(), StartError> {
         let Checked { new, caller, loaded, .. } = checked;
         let directory = checked.directory();
-        let placed = self.place_uploads(&caller.tenant, loaded, &directory, uploads).await;
-        let act = |placed: Placed| Act {
+        let ready = self.ready_uploads(&caller.tenant, loaded, &directory, uploads).await;
+        let ready = ready.map_err(StartError::Upload)?;
+        let act = |details: Value| Act {
             tenant: caller.tenant.clone(),
             subject: caller.subject.clone(),
             action: AuditAction::FileWritten,
             run_id: Some(new.id),
             reason: None,
-            details: placed.details(&new.agent, new.session_id.as_deref()),
+            details,
         };
-        let acts: Vec<Act> = placed.map_err(StartError::Upload)?.into_iter().map(act).collect();
-        let store = Arc::clone(&self.inner.store);
-        let recording = tokio::spawn(async move {
-            let mut recorded = Ok(());
+        let details = ready.details(&new.agent, new.session_id.as_deref());
+        let acts: Vec<Act> = details.into_iter().map(act).collect();
+        let recording = async {
             for act in acts {
-                recorded = recorded.and(record_change(Arc::clone(&store), act).await);
+                self.inner.store.record_act(act).await?;
             }
-            recorded
-        });
-        match timeout(RECORD_TIMEOUT, recording).await {
-            Ok(Ok(recorded)) => recorded.map_err(StartError::Store),
-            Ok(Err(stopped)) => Err(StartError::not_stored(&stopped)),
-            Err(late) => Err(StartError::not_stored(&late)),
+            Ok::<(), StartError>(())
+        };
+        let recorded = timeout(RECORD_TIMEOUT, recording).await;
+        recorded.unwrap_or_else(|late| Err(StartError::not_stored(&late)))?;
+        let placed = self.place_uploads(&caller.tenant, loaded, &directory, uploads, ready).await;
+        placed.map_err(StartError::Upload)
+    }
+
+    /// Takes the files of a refused request out of the run's workspace again.
+    async fn take_back(&self, checked: &Checked) {
+        let Some(uploads) = &checked.uploads else { return };
+        // A run of this id, if any, may be the one that the files came with.
+        if self.inner.store.has_run(checked.new.id).await.unwrap_or(true) {
+            return;
         }
+        let (tenant, directory) = (&checked.caller.tenant, checked.directory());
+        self.take_back_uploads(tenant, &checked.loaded, &directory, uploads).await;
     }
 
     async fn start_here(
@@ -315,8 +337,8 @@ impl Runtime {
             Err(OpenError::NotHere(_)) => return Err(StartError::NoWorkspace),
             opened => opened.map_err(|e| StartError::broken(&new.agent, &e))?,
         };
-        if slot.has_lost_its_place() {
-            return Err(StartError::lost_place());
+        if slot.has_lost_its_reservation() {
+            return Err(StartError::lost_reservation());
         }
         let state = State::new(plan.rules_of(new.parent_run_id.is_some()));
         let identity = RunIdentity {
@@ -390,7 +412,7 @@ impl Runtime {
             AppendError::IdTaken => StartError::RunIdTaken(run_id),
             other => StartError::not_stored(&other),
         })?;
-        self.inner.queue.grew();
+        self.inner.queue.note_queued();
         Ok(run_id)
     }
 }

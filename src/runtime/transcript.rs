@@ -51,9 +51,9 @@ pub fn transcript(journal: &[Event]) -> Result<Transcript, StoreError> {
         }
         journals::apply(&mut state, event)?;
         let turns = state.conversation().turns();
-        for (turn, place) in turns.iter().skip(read.len()).zip(kept.turns.len()..) {
+        for (turn, index) in turns.iter().skip(read.len()).zip(kept.turns.len()..) {
             kept.turns.push(KeptTurn { turn: turn.clone(), is_summarised: false });
-            read.push(place);
+            read.push(index);
         }
     }
     state.conversation().system().clone_into(&mut kept.system);
@@ -70,11 +70,11 @@ impl Transcript {
             return;
         };
         let taken: Vec<usize> =
-            (0..read.len()).filter(|place| *place != history).take(summary.turns).collect();
-        let Some(last) = taken.iter().filter_map(|place| read.get(*place)).max().copied() else {
+            (0..read.len()).filter(|index| *index != history).take(summary.turns).collect();
+        let Some(last) = taken.iter().filter_map(|index| read.get(*index)).max().copied() else {
             return;
         };
-        for kept in taken.iter().filter_map(|place| read.get(*place)) {
+        for kept in taken.iter().filter_map(|index| read.get(*index)) {
             if let Some(kept) = self.turns.get_mut(*kept) {
                 kept.is_summarised = true;
             }
@@ -88,7 +88,7 @@ impl Transcript {
         let turn = Turn::User(summary.text.clone());
         self.turns.insert(behind + 1, KeptTurn { turn, is_summarised: false });
         *read = (0..self.turns.len())
-            .filter(|place| self.turns.get(*place).is_some_and(|kept| !kept.is_summarised))
+            .filter(|index| self.turns.get(*index).is_some_and(|kept| !kept.is_summarised))
             .collect();
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::patience::patiently;
+use super::store_retries::retry_while_unavailable;
 use crate::engine::AppendFailed;
 use crate::engine::budget::TreeBudget;
 use crate::run::{Amounts, Descendants, Reserved};
@@ -32,16 +32,18 @@ impl StoredBudget {
 #[async_trait]
 impl TreeBudget for StoredBudget {
     async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed> {
-        let place = (self.root, self.run);
-        let reserved =
-            patiently(self.patience, || self.store.reserve(place, self.ownership(), wanted));
+        let ids = (self.root, self.run);
+        let reserved = retry_while_unavailable(self.patience, || {
+            self.store.reserve(ids, self.ownership(), wanted)
+        });
         reserved.await?.ok_or(AppendFailed::Fenced)
     }
 
     async fn settle(&self, spent: Amounts, ended: bool) -> Result<(), AppendFailed> {
-        let place = (self.root, self.run);
-        let settled =
-            patiently(self.patience, || self.store.settle(place, self.ownership(), spent, ended));
+        let ids = (self.root, self.run);
+        let settled = retry_while_unavailable(self.patience, || {
+            self.store.settle(ids, self.ownership(), spent, ended)
+        });
         match settled.await? {
             Settled::Done => Ok(()),
             Settled::Fenced => Err(AppendFailed::Fenced),
@@ -49,6 +51,7 @@ impl TreeBudget for StoredBudget {
     }
 
     async fn descendants(&self) -> Result<Descendants, AppendFailed> {
-        patiently(self.patience, || self.store.descendants(&self.tenant, self.run)).await
+        retry_while_unavailable(self.patience, || self.store.descendants(&self.tenant, self.run))
+            .await
     }
 }

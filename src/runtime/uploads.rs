@@ -3,8 +3,9 @@
 //!
 //! They are placed when the run is accepted, all of them or none. A file can be copied if the caller can read
 //! it by its owner's route; its content at that moment is copied. A crash between that and the run's first
-//! commit leaves files without a run; the repeated request places them again. Placed files are recorded in the
-//! audit log, even if the client disconnects.
+//! commit leaves files without a run; the repeated request places them again. Files are recorded in the audit log
+//! before they are placed: a crash leaves none of which the log does not say who sent it. They are taken back if
+//! the request is refused after that, as where another replica was faster in the same session.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};
@@ -15,10 +16,11 @@ use sha2::{Digest, Sha256};
 
 use super::Runtime;
 use super::files::{FileOwner, FileUsers, Files, FilesError, READS};
-use super::loaded::LoadedAgent;
+use super::loaded_agents::LoadedAgent;
 use crate::tools::quota::{Growth, OverQuota};
-use crate::tools::staged::Staged;
-use crate::tools::stored_files::{ChangeError, NewFile, StoredFiles};
+use crate::tools::staged_bytes::TooManyStaged;
+use crate::tools::staged_file::StagedFile;
+use crate::tools::stored_files::{ChangeError, NewFile, Placement, StoredFiles};
 use crate::tools::workspace::{directories_of, is_absent, normalise};
 
 const CHUNK: usize = 64 << 10;
@@ -38,7 +40,7 @@ pub struct FileCopy {
 pub struct Upload {
     /// The path as the caller wrote it.
     pub path: String,
-    pub staged: Staged,
+    pub staged: StagedFile,
     pub size: u64,
     /// The quoted SHA-256 of its content.
     pub etag: String,
@@ -46,18 +48,24 @@ pub struct Upload {
 
 /// The files of one invocation.
 #[derive(Debug, Default)]
-pub struct Uploads(Mutex<Waiting>);
+pub struct Uploads {
+    waiting: Mutex<PendingFiles>,
+    placed: Mutex<Vec<PlacedFile>>,
+}
+
+/// A file in its place, which can be taken back.
+type PlacedFile = (NewFile, Placement);
 
 /// The files that are not placed yet.
 #[derive(Debug, Default)]
-struct Waiting {
+struct PendingFiles {
     received: Vec<Upload>,
     copies: Vec<FileCopy>,
 }
 
 impl Uploads {
     pub fn new(received: Vec<Upload>, copies: Vec<FileCopy>) -> Self {
-        Self(Waiting { received, copies }.into())
+        Self { waiting: PendingFiles { received, copies }.into(), placed: Mutex::default() }
     }
 }
 
@@ -79,6 +87,8 @@ pub enum UploadError {
     #[error(transparent)]
     Change(#[from] ChangeError),
     #[error(transparent)]
+    TooMany(#[from] TooManyStaged),
+    #[error(transparent)]
     Files(FilesError),
 }
 
@@ -92,8 +102,8 @@ impl UploadError {
     fn of_change(error: ChangeError, asked: &[RequestedFile], targets: &[(String, u64)]) -> Self {
         match error {
             ChangeError::InTheWay(path, what) => {
-                let mut places = asked.iter().zip(targets);
-                match places.find(|(_, (target, _))| *target == path) {
+                let mut pairs = asked.iter().zip(targets);
+                match pairs.find(|(_, (target, _))| *target == path) {
                     Some(((pointer, path, _), _)) => {
                         Self::InTheWay { pointer: pointer.clone(), path: path.clone(), what }
                     }
@@ -111,25 +121,28 @@ impl From<io::Error> for UploadError {
     }
 }
 
-/// A placed file.
-pub(super) struct Placed {
-    path: String,
-    etag: String,
-    /// Where it was copied from.
-    from: Option<Value>,
+/// Files of an invocation that are complete, and may be placed.
+pub(super) struct ReadyUploads {
+    given: Vec<StagedUpload>,
+    /// Their resolved paths.
+    paths: Vec<String>,
 }
 
-impl Placed {
-    /// Its details in the audit log. The run has no row yet.
-    pub(super) fn details(self, agent: &str, session: Option<&str>) -> Value {
-        let mut details = json!({"path": self.path, "etag": self.etag, "agent": agent});
-        if let Some(session) = session {
-            details["session_id"] = session.into();
-        }
-        if let Some(from) = self.from {
-            details["from"] = from;
-        }
-        details
+impl ReadyUploads {
+    /// Their details in the audit log. The run has no row yet.
+    pub(super) fn details(&self, agent: &str, session: Option<&str>) -> Vec<Value> {
+        let files = self.paths.iter().zip(&self.given);
+        let details = files.map(|(path, StagedUpload { upload, from, .. })| {
+            let mut details = json!({"path": path, "etag": upload.etag, "agent": agent});
+            if let Some(session) = session {
+                details["session_id"] = session.into();
+            }
+            if let Some(from) = from {
+                details["from"] = from.clone();
+            }
+            details
+        });
+        details.collect()
     }
 }
 
@@ -137,7 +150,7 @@ impl Placed {
 type RequestedFile = (String, String, u64);
 
 /// A complete file on its way to a path.
-struct Given {
+struct StagedUpload {
     pointer: String,
     upload: Upload,
     from: Option<Value>,
@@ -167,15 +180,50 @@ impl FileCopy {
     }
 }
 
-fn received_at(number: usize) -> String {
+fn upload_pointer(number: usize) -> String {
     format!("/files/{number}")
 }
 
-fn copied_to(number: usize) -> String {
+fn copy_pointer(number: usize) -> String {
     format!("/files/{number}/path")
 }
 
 impl Runtime {
+    /// The files of an invocation, complete and judged. Changes nothing.
+    pub(super) async fn ready_uploads(
+        &self,
+        tenant: &str,
+        loaded: &LoadedAgent,
+        directory: &str,
+        uploads: &Uploads,
+    ) -> Result<ReadyUploads, UploadError> {
+        let PendingFiles { received, copies } = std::mem::take(&mut *uploads.waiting.lock());
+        let mut given: Vec<StagedUpload> = received
+            .into_iter()
+            .enumerate()
+            .map(|(number, upload)| StagedUpload {
+                pointer: upload_pointer(number),
+                upload,
+                from: None,
+            })
+            .collect();
+        for (number, copy) in copies.iter().enumerate() {
+            let upload = self.stage_copy(tenant, number, copy).await?;
+            given.push(StagedUpload {
+                pointer: copy_pointer(number),
+                upload,
+                from: Some(copy.origin()),
+            });
+            self.could_hold(given.iter().map(|file| file.upload.size).sum())?;
+        }
+        if given.is_empty() {
+            return Ok(ReadyUploads { given, paths: Vec::new() });
+        }
+        let targets = self.judged(tenant, loaded, directory, requested_files(&given)).await?;
+        let paths = targets.into_iter().map(|(path, _)| path).collect();
+        Ok(ReadyUploads { given, paths })
+    }
+
     /// Puts the files of an invocation into the run's workspace.
     pub(super) async fn place_uploads(
         &self,
@@ -183,27 +231,43 @@ impl Runtime {
         loaded: &LoadedAgent,
         directory: &str,
         uploads: &Uploads,
-    ) -> Result<Vec<Placed>, UploadError> {
-        let Waiting { received, copies } = std::mem::take(&mut *uploads.0.lock());
-        let mut given: Vec<Given> = received
-            .into_iter()
-            .enumerate()
-            .map(|(number, upload)| Given { pointer: received_at(number), upload, from: None })
-            .collect();
-        for (number, copy) in copies.iter().enumerate() {
-            let upload = self.copied(tenant, number, copy).await?;
-            given.push(Given { pointer: copied_to(number), upload, from: Some(copy.origin()) });
-        }
+        ReadyUploads { given, .. }: ReadyUploads,
+    ) -> Result<(), UploadError> {
         if given.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        if self.inner.workspaces.find(tenant, directory).await?.is_none() {
-            // Refused before the workspace is made: an empty one would never be removed.
-            self.judge_unmade(loaded, directory, &asked(&given))?;
+        let files = self.files_in(tenant, directory, loaded.clone(), FileUsers::default()).await;
+        let Ok(Some(files)) = files else {
+            return Err(io::Error::other("the workspace cannot be opened").into());
+        };
+        let placed = files.put_all(given).await?;
+        *uploads.placed.lock() = placed;
+        Ok(())
+    }
+
+    /// Takes the files of a refused request back, where nothing has changed since.
+    pub(super) async fn take_back_uploads(
+        &self,
+        tenant: &str,
+        loaded: &LoadedAgent,
+        directory: &str,
+        uploads: &Uploads,
+    ) {
+        let placed = std::mem::take(&mut *uploads.placed.lock());
+        if placed.is_empty() {
+            return;
         }
-        match self.files_in(tenant, directory, loaded.clone(), FileUsers::default()).await {
-            Ok(Some(files)) => files.put_all(given).await,
-            Ok(None) | Err(_) => Err(io::Error::other("the workspace cannot be opened").into()),
+        let (loaded, users) = (loaded.clone(), FileUsers::default());
+        let taken = match self.inner.workspaces.find(tenant, directory).await {
+            Ok(Some(workspace)) => {
+                let files = self.files_of_workspace(tenant, workspace, loaded, users);
+                files.take_back(placed).await
+            }
+            Ok(None) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = taken {
+            tracing::warn!(%error, "files of a refused request are left in its workspace");
         }
     }
 
@@ -215,18 +279,30 @@ impl Runtime {
         directory: &str,
         uploads: &Uploads,
     ) -> Result<(), UploadError> {
-        let Waiting { received, copies } = std::mem::take(&mut *uploads.0.lock());
+        let PendingFiles { received, copies } = std::mem::take(&mut *uploads.waiting.lock());
         let mut asked: Vec<RequestedFile> = received
             .into_iter()
             .enumerate()
-            .map(|(number, Upload { path, size, .. })| (received_at(number), path, size))
+            .map(|(number, Upload { path, size, .. })| (upload_pointer(number), path, size))
             .collect();
         for (number, copy) in copies.into_iter().enumerate() {
             let (_, size) = self.source(tenant, number, &copy).await?;
-            asked.push((copied_to(number), copy.path, size));
+            asked.push((copy_pointer(number), copy.path, size));
         }
+        self.judged(tenant, loaded, directory, asked).await.map(drop)
+    }
+
+    /// The resolved paths and sizes of files that could be placed. Changes nothing.
+    async fn judged(
+        &self,
+        tenant: &str,
+        loaded: &LoadedAgent,
+        directory: &str,
+        asked: Vec<RequestedFile>,
+    ) -> Result<Vec<(String, u64)>, UploadError> {
         match self.inner.workspaces.find(tenant, directory).await? {
-            None => self.judge_unmade(loaded, directory, &asked),
+            // Judged before the workspace is made: an empty one would never be removed.
+            None => self.judge_for_new_workspace(loaded, directory, &asked),
             Some(workspace) => {
                 let files = self.files_of_workspace(
                     tenant,
@@ -238,7 +314,8 @@ impl Runtime {
                     .blocking(move |files| {
                         let sizes = targets(&asked, |path| files.resolved(path))?;
                         StoredFiles::could_place(&files.workspace, &sizes)
-                            .map_err(|error| UploadError::of_change(error, &asked, &sizes))
+                            .map_err(|error| UploadError::of_change(error, &asked, &sizes))?;
+                        Ok(sizes)
                     })
                     .await
             }
@@ -246,18 +323,19 @@ impl Runtime {
     }
 
     /// Refuses files that are not possible in a workspace that does not exist yet.
-    fn judge_unmade(
+    fn judge_for_new_workspace(
         &self,
         loaded: &LoadedAgent,
         directory: &str,
         asked: &[RequestedFile],
-    ) -> Result<(), UploadError> {
-        let sizes = targets(asked, |path| unmade(loaded, directory, path))?;
+    ) -> Result<Vec<(String, u64)>, UploadError> {
+        let sizes = targets(asked, |path| resolve_in_new_workspace(loaded, directory, path))?;
         let above = sizes.iter().flat_map(|(path, _)| directories_of(path));
         let directories = Growth::of_directories(above.collect::<BTreeSet<_>>().len());
         let files = sizes.iter().map(|(_, size)| Growth::of_file(None, *size));
         let growths = files.chain([directories]);
-        Ok(self.inner.workspaces.quota().has_room(None, growths).map_err(ChangeError::from)?)
+        self.inner.workspaces.quota().has_room(None, growths).map_err(ChangeError::from)?;
+        Ok(sizes)
     }
 
     /// A file that is to be copied, and its size.
@@ -280,21 +358,22 @@ impl Runtime {
         Ok((file, size))
     }
 
-    async fn copied(
+    async fn stage_copy(
         &self,
         tenant: &str,
         number: usize,
         copy: &FileCopy,
     ) -> Result<Upload, UploadError> {
         let (source, _) = self.source(tenant, number, copy).await?;
-        let (staged, file) = self.stage_file(tenant).await?;
+        let (mut staged, file) = self.stage_file(tenant).await?;
         let max = self.max_file();
-        let place = READS.acquire().await;
+        let permit = READS.acquire().await;
         let copied = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            copied(&source, &file.into_std(), max)
+            let _permit = permit;
+            let (size, etag) = copy_content(&source, &file.into_std(), max, &mut staged)?;
+            Ok::<_, UploadError>((staged, size, etag))
         });
-        let (size, etag) = copied.await.map_err(io::Error::other)??;
+        let (staged, size, etag) = copied.await.map_err(io::Error::other)??;
         Ok(Upload { path: copy.path.clone(), staged, size, etag })
     }
 }
@@ -315,30 +394,41 @@ impl Files {
     }
 
     /// Puts all files in their places.
-    async fn put_all(&self, given: Vec<Given>) -> Result<Vec<Placed>, UploadError> {
-        let paths = |placed: &Vec<Placed>| placed.iter().map(|it| it.path.clone()).collect();
+    async fn put_all(&self, given: Vec<StagedUpload>) -> Result<Vec<PlacedFile>, UploadError> {
+        let paths =
+            |placed: &Vec<PlacedFile>| placed.iter().map(|(file, _)| file.path.clone()).collect();
         self.changing(paths, UploadError::is_refusal, move |files| {
-            let asked = asked(&given);
+            let asked = requested_files(&given);
             let targets = targets(&asked, |path| files.resolved(path))?;
-            let (mut new, mut placed) = (Vec::new(), Vec::new());
-            for (Given { upload, from, .. }, (path, size)) in given.into_iter().zip(targets.clone())
-            {
-                let Upload { staged, etag, .. } = upload;
-                placed.push(Placed { path: path.clone(), etag, from });
-                new.push(NewFile { path, staged, size });
-            }
-            let done = files.stored.place(&files.workspace, &new, None);
-            done.map_err(|error| UploadError::of_change(error, &asked, &targets))?;
-            Ok(placed)
+            let new: Vec<NewFile> = given
+                .into_iter()
+                .zip(&targets)
+                .map(|(StagedUpload { upload: Upload { staged, size, .. }, .. }, (path, _))| {
+                    NewFile { path: path.clone(), staged, size }
+                })
+                .collect();
+            let placements = files
+                .stored
+                .place(&files.workspace, &new, None)
+                .map_err(|error| UploadError::of_change(error, &asked, &targets))?;
+            Ok(new.into_iter().zip(placements).collect())
         })
         .await
     }
+
+    /// Takes files back, where nothing has changed since.
+    async fn take_back(&self, placed: Vec<PlacedFile>) -> Result<(), ChangeError> {
+        let taken = self.changing(Vec::clone, ChangeError::is_refusal, move |files| {
+            Ok::<_, ChangeError>(StoredFiles::take_back(&files.workspace, &placed))
+        });
+        taken.await.map(drop)
+    }
 }
 
-fn asked(given: &[Given]) -> Vec<RequestedFile> {
-    let asked = given
-        .iter()
-        .map(|Given { pointer, upload, .. }| (pointer.clone(), upload.path.clone(), upload.size));
+fn requested_files(given: &[StagedUpload]) -> Vec<RequestedFile> {
+    let asked = given.iter().map(|StagedUpload { pointer, upload, .. }| {
+        (pointer.clone(), upload.path.clone(), upload.size)
+    });
     asked.collect()
 }
 
@@ -367,20 +457,21 @@ fn targets(
 }
 
 /// The path of a file in a workspace that does not exist yet.
-fn unmade(agent: &LoadedAgent, directory: &str, asked: &str) -> Option<String> {
+fn resolve_in_new_workspace(agent: &LoadedAgent, directory: &str, asked: &str) -> Option<String> {
     let path = normalise(asked).ok()?;
     let is_file = path != "." && !asked.ends_with('/');
-    let is_staged = Staged::is_name(path.rsplit('/').next()?);
+    let is_staged = StagedFile::is_name(path.rsplit('/').next()?);
     let directory = normalise(directory).ok()?;
     (is_file && !is_staged && agent.executor.may_reach(&directory, &path)).then_some(path)
 }
 
 /// The bytes of a copy, and the quoted SHA-256 of its content.
-fn copied(
+fn copy_content(
     mut source: &std::fs::File,
     mut file: &std::fs::File,
     max: u64,
-) -> Result<(u64, String), ChangeError> {
+    staged: &mut StagedFile,
+) -> Result<(u64, String), UploadError> {
     let (mut hash, mut size, mut chunk) = (Sha256::new(), 0, vec![0; CHUNK]);
     loop {
         let read = source.read(&mut chunk)?;
@@ -390,8 +481,9 @@ fn copied(
         size += read as u64;
         // It may have grown since it was opened.
         if size > max {
-            return Err(OverQuota::File(size, max).into());
+            return Err(ChangeError::from(OverQuota::File(size, max)).into());
         }
+        staged.grow(read as u64)?;
         hash.update(&chunk[..read]);
         file.write_all(&chunk[..read])?;
     }

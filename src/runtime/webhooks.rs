@@ -23,8 +23,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use self::bodies::{Bodies, Room};
-use self::lanes::{Answering, Lanes};
+use self::bodies::{Bodies, BodyReservation};
+use self::lanes::{Lanes, ReceiverState};
 use self::receivers::Receivers;
 use self::signature::Signer;
 use super::journals;
@@ -91,14 +91,14 @@ pub struct WebhookSender {
 /// The body of a delivery.
 struct Body {
     json: Result<Vec<u8>, String>,
-    _room: Room,
+    _reservation: BodyReservation,
 }
 
 /// Why there is no body now.
 #[derive(Debug, thiserror::Error)]
 enum NoBody {
-    #[error("there is no room for it")]
-    Room,
+    #[error("no memory is free for it")]
+    NoMemory,
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -132,7 +132,7 @@ impl WebhookSender {
         Ok(due)
     }
 
-    /// Notes that the outbox has grown.
+    /// Wakes the task that sends deliveries.
     pub(super) fn outbox_grew(&self) {
         self.outbox.notify_one();
     }
@@ -153,7 +153,7 @@ impl WebhookSender {
 
     async fn send(self: Arc<Self>, webhooks: Webhooks, stop: CancellationToken) {
         let mut poll = clock::every(POLL_INTERVAL);
-        let mut sending = Sending {
+        let mut deliveries = ActiveDeliveries {
             sender: Arc::clone(&self),
             webhooks: Arc::new(webhooks),
             lanes: Lanes::default(),
@@ -164,15 +164,15 @@ impl WebhookSender {
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
-                Some(ended) = sending.tries.join_next_with_id() => sending.ended(ended),
+                Some(ended) = deliveries.tries.join_next_with_id() => deliveries.on_finished(ended),
                 () = self.outbox.notified() => {}
                 _ = poll.tick() => {}
             }
-            if let Err(error) = sending.take_due().await {
-                error.log_retry("the outbox is looked at later");
+            if let Err(error) = deliveries.send_due().await {
+                error.log_retry("the outbox will be read again later");
             }
         }
-        sending.stop().await;
+        deliveries.stop().await;
     }
 
     async fn deliver(
@@ -180,15 +180,15 @@ impl WebhookSender {
         webhooks: &Webhooks,
         delivery: &Delivery,
         is_unwanted: bool,
-    ) -> Answering {
+    ) -> ReceiverState {
         let begun = Instant::now();
         let Some(tried) = self.try_to_deliver(webhooks, delivery, is_unwanted).await else {
-            return Answering::Unknown;
+            return ReceiverState::Unknown;
         };
         let answering = match tried.response_status {
-            _ if !tried.was_sent => Answering::Unknown,
-            None if begun.elapsed() >= attempt::DEADLINE => Answering::Hangs,
-            _ => Answering::InTime,
+            _ if !tried.was_sent => ReceiverState::Unknown,
+            None if begun.elapsed() >= attempt::DEADLINE => ReceiverState::Hangs,
+            _ => ReceiverState::InTime,
         };
         let outcome = match tried.status {
             DeliveryStatus::Pending => "retried",
@@ -198,7 +198,7 @@ impl WebhookSender {
         for _ in 0..SETTLE_TRIES {
             match self.store.settle_delivery(delivery, &tried).await {
                 Ok(()) => break,
-                Err(error) => error.log_retry("what became of a delivery is written later"),
+                Err(error) => error.log_retry("the outcome of a delivery is stored later"),
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -226,14 +226,14 @@ impl WebhookSender {
         match self.body_of(delivery).await {
             Ok(Some(body)) => Some(attempt::attempt(webhooks, delivery, body).await),
             Ok(None) => Some(not_sent(DeliveryStatus::Failed, "the event was deleted")),
-            Err(NoBody::Room) => {
+            Err(NoBody::NoMemory) => {
                 let why = "there is no memory for its body yet: other large ones are on their way";
                 Some(not_sent(DeliveryStatus::Pending, why))
             }
             Err(NoBody::Store(error)) if error.is_transient() => None,
             Err(NoBody::Store(error)) => {
                 tracing::error!(run_id = %delivery.run_id, %error, "an event cannot be sent");
-                Some(unread(delivery))
+                Some(unreadable_outcome(delivery))
             }
         }
     }
@@ -244,24 +244,24 @@ impl WebhookSender {
         let piece = self.store.journal_piece(tenant, *run_id, seq - 1, 1, 0).await?;
         let Some(piece) = piece else { return Ok(None) };
         let waits = async {
-            let room = self.bodies.room(lane, piece.bytes).await;
-            (room, journals::turn_of_bounded(piece.bytes).await)
+            let reservation = self.bodies.reserve(lane, piece.bytes).await;
+            (reservation, journals::permit_for_bounded_use(piece.bytes).await)
         };
         let waited = tokio::time::timeout(MAX_WAIT, waits).await;
-        let (mut room, _turn) = waited.map_err(|_| NoBody::Room)?;
+        let (mut reservation, _permit) = waited.map_err(|_| NoBody::NoMemory)?;
         let events = self.store.readable_until(tenant, *run_id, seq - 1, piece.until).await?;
         let event = events.first().filter(|event| event.seq == *seq);
         Ok(event.map(|event| {
             let json = attempt::body_of(event);
-            room.shrink_to(json.as_ref().map_or(0, |json| json.len() as u64));
-            Body { json, _room: room }
+            reservation.shrink_to(json.as_ref().map_or(0, |json| json.len() as u64));
+            Body { json, _reservation: reservation }
         }))
     }
 }
 
 /// The outcome for a delivery whose event cannot be read here. A replica of another version may be able to read
 /// it, so it is retried until it is too old, with pauses that grow with its age.
-fn unread(delivery: &Delivery) -> AttemptOutcome {
+fn unreadable_outcome(delivery: &Delivery) -> AttemptOutcome {
     let (shortest, longest) = UNREAD_PAUSE;
     let now = clock::now();
     let pause = (now - delivery.at).to_std().unwrap_or_default().clamp(shortest, longest);
@@ -276,21 +276,21 @@ fn unread(delivery: &Delivery) -> AttemptOutcome {
 }
 
 /// The deliveries that this replica is sending.
-struct Sending {
+struct ActiveDeliveries {
     sender: Arc<WebhookSender>,
     webhooks: Arc<Webhooks>,
     lanes: Lanes,
-    tries: JoinSet<Answering>,
+    tries: JoinSet<ReceiverState>,
     under_way: HashMap<Id, Delivery>,
     /// The lane after which the next page of lanes begins.
     last_lane: String,
 }
 
-impl Sending {
+impl ActiveDeliveries {
     /// Begins as many tries as the limits allow.
-    async fn take_due(&mut self) -> Result<(), StoreError> {
+    async fn send_due(&mut self) -> Result<(), StoreError> {
         while let Some(ended) = self.tries.try_join_next_with_id() {
-            self.ended(ended);
+            self.on_finished(ended);
         }
         let store = Arc::clone(&self.sender.store);
         let mut due = store.due_lanes(&self.last_lane, LANES).await?;
@@ -328,7 +328,7 @@ impl Sending {
                 self.under_way.insert(task.id(), delivery);
             }
         }
-        // Where places are short, all lanes get them in turn.
+        // If there are more lanes than free sends, the lanes take turns.
         if has_more {
             self.last_lane = due.pop().unwrap_or_default();
         } else if !is_full {
@@ -339,8 +339,8 @@ impl Sending {
         Ok(())
     }
 
-    fn ended(&mut self, ended: Result<(Id, Answering), JoinError>) {
-        let (id, answering) = ended.unwrap_or_else(|error| (error.id(), Answering::Unknown));
+    fn on_finished(&mut self, ended: Result<(Id, ReceiverState), JoinError>) {
+        let (id, answering) = ended.unwrap_or_else(|error| (error.id(), ReceiverState::Unknown));
         if let Some(delivery) = self.under_way.remove(&id) {
             self.lanes.leave(&delivery.lane, answering);
         }

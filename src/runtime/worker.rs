@@ -12,7 +12,7 @@ use futures::FutureExt;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::claimed::{ResumeError, Resumption};
+use super::claimed_run::{ResumeError, Resumption};
 use super::deltas::Followers;
 use super::identity::RunIdentity;
 use super::ownership::OwnedRun;
@@ -25,7 +25,7 @@ use crate::drivers::{DecisionFields, Driver, Native, React};
 use crate::engine::journal::{Ack, Append};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent, SERVICE};
-use crate::fairness::{CpuAccount, Turns};
+use crate::fairness::{CpuAccount, FairTask};
 use crate::store::writer::{AppendError, Appender};
 use crate::store::{NewRun, RunRecord};
 use crate::tools::executor::{Executor, RunScope};
@@ -138,7 +138,11 @@ impl DrivenRun {
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
-            room: runtime.inner.capacity.room.share(identity.origin.is_child),
+            memory_share: runtime
+                .inner
+                .capacity
+                .conversation_memory
+                .share(identity.origin.is_child),
             large_answer: None,
         };
         let runtime = runtime.clone();
@@ -167,7 +171,7 @@ impl DrivenRun {
     fn unregister(&self, is_parked: bool) {
         let (inner, id) = (&self.runtime.inner, self.identity.new.id);
         if inner.driven.remove(id, self.identity.epoch, &self.run.control) {
-            inner.agents.run_left(id, is_parked);
+            inner.agents.release_run(id, is_parked);
         }
     }
 
@@ -236,7 +240,7 @@ impl DrivenRun {
             drop(self); // and with it its slot
             runtime.inner.queue.worker_freed();
         };
-        runtime.inner.driven.tasks.spawn(Turns::new(payer, task));
+        runtime.inner.driven.tasks.spawn(FairTask::new(payer, task));
     }
 
     async fn store_and_drive(
@@ -245,7 +249,7 @@ impl DrivenRun {
         is_followed: bool,
     ) -> Result<Driven, ResumeError> {
         if let Some(resumption) = self.resumption.take() {
-            self.go_on(resumption).await?;
+            self.prepare_resumption(resumption).await?;
         }
         if let Some(stored) = stored {
             let outcome = self.run.persist().await;

@@ -5,9 +5,9 @@
 //! by writing a file, and before a failure is attributed to a run.
 
 mod change_locks;
-mod forgotten;
 mod kept_files;
 mod shared_volume;
+mod trash;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,8 +27,9 @@ use crate::objects::Objects;
 use crate::store::Store;
 use crate::tools::Workspace;
 use crate::tools::file_locks::FileLocks;
-use crate::tools::keeping::NotKept;
+use crate::tools::file_store::NotStored;
 use crate::tools::quota::Quota;
+use crate::tools::staged_bytes::StagedBytes;
 use crate::tools::stored_files::StoredFiles;
 use crate::tools::workspace::{WorkspaceError, normalise};
 
@@ -85,6 +86,7 @@ pub(super) struct Workspaces {
     root: PathBuf,
     shared: SharedFiles,
     quota: Arc<Quota>,
+    staged: Arc<StagedBytes>,
     quarantine_retention: Option<Duration>,
     stored: Arc<StoredFiles>,
     changes: Arc<ChangeLocks>,
@@ -142,12 +144,15 @@ impl Workspaces {
             }
             SharedFiles::No | SharedFiles::Objects(_) => Default::default(),
         };
+        let [bytes, _] = quota.bounds();
+        let of_tenant = bytes.max(quota.max_file()).saturating_mul(2);
         Self {
             root,
             shared,
             changes: Arc::new(changes),
             locks,
             quota,
+            staged: Arc::new(StagedBytes::new(of_tenant)),
             quarantine_retention,
             stored: Arc::default(),
             store,
@@ -172,8 +177,8 @@ impl Workspaces {
                 let invalid = || WorkspaceError::InvalidDirectory(directory.to_owned());
                 let plain = normalise(directory).map_err(|_| OpenError::Unusable(invalid()))?;
                 // Before the directory is opened, so that it does not count as idle.
-                let keeper = kept.keeper(tenant, &plain, user);
-                let workspace = self.local(tenant, &plain).await?.kept_by(keeper);
+                let store = kept.file_store(tenant, &plain, user);
+                let workspace = self.local(tenant, &plain).await?.stored_in(store);
                 let refreshed = workspace.refresh().await;
                 refreshed.map_err(|error| OpenError::NotHere(error.into()))?;
                 Ok(workspace)
@@ -191,7 +196,7 @@ impl Workspaces {
         directory: &str,
     ) -> Result<Workspace, OpenError> {
         if self.kept_files().is_some_and(|kept| !kept.is_ready()) {
-            return Err(OpenError::NotHere(NotKept::Unavailable.into()));
+            return Err(OpenError::NotHere(NotStored::Unavailable.into()));
         }
         let (owner, path) = (tenant.to_owned(), directory.to_owned());
         let opened = self.on_disk(move |root| Workspace::open(root, &owner, &path)).await;
@@ -241,9 +246,9 @@ impl Workspaces {
         }
         let (marker, root) = (Arc::clone(marker), self.root.clone());
         let opened = async {
-            let place = Arc::clone(openings).acquire_owned().await;
+            let permit = Arc::clone(openings).acquire_owned().await;
             let opened = fairness::blocking(move || {
-                let _place = place;
+                let _permit = permit;
                 if marker.is_elsewhere(&root) {
                     return Err(WorkspaceError::NotShared);
                 }
@@ -261,6 +266,10 @@ impl Workspaces {
 
     pub(super) fn quota(&self) -> &Quota {
         &self.quota
+    }
+
+    pub(super) fn staged(&self) -> &Arc<StagedBytes> {
+        &self.staged
     }
 
     /// The locks for changes of a tenant's files.

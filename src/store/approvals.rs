@@ -1,10 +1,9 @@
-//! What parked runs wait for: the rows, the answers to them, and what becomes of an answer.
+//! The requests of parked runs: their rows, and the answers to them.
 //!
-//! A row is written with the event that asks and consumed once; a run whose last row is answered
-//! goes back to the queue in the same transaction. The run's row is locked first, then the rows that
-//! it waits for are looked at by another statement: so of two answers to the last two of them, one
-//! sees the other and queues the run, and an answer that comes while the run is being parked is seen
-//! by one side or the other.
+//! A request's row is written with the event that asks, and is answered once. A run whose last pending request
+//! is answered goes back to the queue in the same transaction. A transaction locks the run's row first and reads
+//! the pending requests in a later statement. So of two answers to the last two requests, one sees the other and
+//! queues the run. An answer that arrives while the run is being parked is seen by one of the two transactions.
 
 use serde_json::Value;
 use strum::{EnumString, IntoStaticStr, VariantNames};
@@ -20,7 +19,7 @@ use super::{RunRecord, Store, StoreError, Wakeup};
 use crate::event::{AuditRecord, Resolution, Resolved};
 use crate::run::Caller;
 
-/// The status of something that a parked run waits for.
+/// The status of a request of a parked run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum ApprovalStatus {
@@ -28,13 +27,13 @@ pub enum ApprovalStatus {
     Pending,
     /// The call may be executed, or the run may continue.
     Approved,
-    /// It may not.
+    /// The call may not be executed, or the run may not continue.
     Denied,
     /// Not answered in time.
     Expired,
     /// The caller has executed its tool, or given the input that a tool asked for.
     Answered,
-    /// It is known now whether the call took effect.
+    /// A review or a child run has settled the outcome of the call.
     Resolved,
     /// The run ended first.
     Void,
@@ -61,8 +60,7 @@ impl ApprovalStatus {
 }
 
 impl ApprovalRecord {
-    /// Replaces the requested arguments by those of the approver; false where the approver gave
-    /// none.
+    /// Replaces the requested arguments by those of the approver; false if the approver gave none.
     pub fn take_edited(&mut self) -> bool {
         let Some(Resolution::Approved { arguments: Some(edited), .. }) = self.resolution.take()
         else {
@@ -80,7 +78,7 @@ impl ApprovalRecord {
         }
     }
 
-    /// The answer as an event, where there is one.
+    /// The answer as an event; `None` without an answer.
     pub fn resolved(&self) -> Option<Resolved> {
         Some(Resolved {
             call_id: self.call_id,
@@ -101,39 +99,39 @@ pub struct ApprovalFilter {
     pub status: Option<ApprovalStatus>,
     pub run_id: Option<Uuid>,
     pub call_id: Option<Uuid>,
-    /// Leave out what is answered by the end of a child run.
+    /// Excludes requests that the end of a child run answers.
     pub from_outside: bool,
 }
 
 /// An answer to a parked run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// The event that asked: a call can ask again, in other words.
+    /// The number of the event with the request: a call can be requested several times.
     pub seq: i64,
     /// The answer itself.
     pub resolution: Resolution,
-    /// Who gives it.
+    /// The subject that gives the answer.
     pub decided_by: String,
-    /// Why, in their words.
+    /// The reason that the subject gives.
     pub reason: Option<String>,
-    /// Written with it, where it is a decision.
+    /// The audit record that is written with the answer.
     pub audit: Option<AuditRecord>,
 }
 
 impl Answer {
-    /// An answer to what that event asked for, without a reason.
+    /// An answer to the request of event `seq`, without a reason.
     pub fn to(seq: i64, resolution: Resolution, by: &Caller, audit: AuditRecord) -> Self {
         let decided_by = by.subject.clone();
         Self { seq, resolution, decided_by, reason: None, audit: Some(audit) }
     }
 }
 
-/// Runs whose due answers are settled in one transaction.
+/// Runs that are settled in one transaction, at most.
 const CHUNK: i64 = 256;
 
 impl Store {
-    /// Stores an answer to something that a run still waits for, once. If it was the last one, the run
-    /// is queued. Returns the run after that; `None` if it no longer waits for this, or not yet.
+    /// Stores the answer to a pending request, and queues the run if no other request is pending. Returns the
+    /// updated run; `None` if the request is not pending, or not pending yet.
     pub async fn answer(
         &self,
         tenant: &str,
@@ -191,11 +189,11 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// Expires what has been waited for long enough, of all tenants, and queues the runs that
-    /// waited for nothing else. Returns how many rows expired.
+    /// Expires overdue requests of all tenants, and queues the runs without other pending requests. Returns how
+    /// many requests expired.
     pub async fn expire_approvals(&self) -> Result<u64, StoreError> {
         let due = Query::new(
-            // Asked for once: otherwise PostgreSQL compares the time with every row that waits.
+            // The time is evaluated once in a subquery; otherwise PostgreSQL evaluates it for every pending row.
             "SELECT run_id AS id FROM approvals WHERE status = 'pending' \
              AND expires_at <= (SELECT {now}) ORDER BY expires_at LIMIT :limit",
         );
@@ -207,9 +205,9 @@ impl Store {
         self.settle_due(due, expire.bind("resolution", Resolution::Expired)).await
     }
 
-    /// Answers the calls of parked runs whose child runs have ended, and queues the runs that wait
-    /// for nothing else, or whose child has no output, which may end them; how many calls were
-    /// answered. Only those that wait for `children`, where given.
+    /// Answers the calls of parked runs whose child runs have ended. Queues the runs without other pending requests,
+    /// and those whose child has no output, because that may end them. Returns how many calls were answered. If
+    /// `children` is given, only calls that wait for these are answered.
     pub async fn answer_parents(&self, children: Option<&[Uuid]>) -> Result<u64, StoreError> {
         const WAITS: &str = " status = 'pending' AND child_run_id IS NOT NULL AND NOT EXISTS \
              (SELECT 1 FROM runs c WHERE c.id = child_run_id AND c.finished_at IS NULL)";
@@ -260,9 +258,9 @@ impl Store {
     }
 }
 
-/// Queues those of these parked runs that wait for nothing any more, or are to be cancelled; their
-/// rows are locked. One that still waits is in the status of what it waits for: a review before a
-/// decision before a result.
+/// Queues those of these parked runs that have no pending request or have a cancel request; their rows are
+/// locked. The others get the status of their most important pending request: a review, then a decision, then a
+/// result.
 pub(super) async fn requeue_answered(
     tx: &mut dyn Transaction,
     runs: &[Uuid],

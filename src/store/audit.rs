@@ -1,6 +1,5 @@
-//! The records of the audit log. They are added, and deleted by nothing but a retention of their
-//! own. What callers wrote, e.g. the name of a key or a reason, is recorded without what looks like
-//! a secret.
+//! The records of the audit log. They are only added; only their own retention deletes them. Texts of callers, e.g.
+//! the name of a key or a reason, are recorded without apparent secrets.
 
 use chrono::SubsecRound;
 use serde_json::Value;
@@ -15,7 +14,7 @@ use crate::clock;
 use crate::event::{Act, AuditAction, AuditRecord, SERVICE};
 
 impl AuditRow {
-    /// What was decided on a call of a run, and done.
+    /// The record of the decision on a call and of its outcome.
     pub(super) fn of_call(
         tenant: &str,
         subject: &str,
@@ -49,7 +48,7 @@ impl AuditRow {
         }
     }
 
-    /// An act is of the agent and the session that it names, else of its run's.
+    /// The record of an act. Agent and session are those that the act names, otherwise those of its run.
     fn of_act(mut act: Act, audited_run: AuditedRun) -> Self {
         redact_texts(&mut act.details);
         let named = |name: &str| act.details.get(name).and_then(Value::as_str).map(str::to_owned);

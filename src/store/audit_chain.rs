@@ -1,11 +1,10 @@
-//! The chain of the audit log: what shows that no record was changed, deleted or added later.
+//! The hash chain of the audit log, which proves that no record was changed, deleted or added later.
 //!
-//! Records that are complete, old enough for none of their time to be still on its way, are closed
-//! in stretches: a row that names them in order and has a hash of all of them and of the stretch
-//! before it. Records themselves are not touched, and a commit writes nothing for it. Each tenant
-//! has a chain of its own, so that it can be shown the proof of its records and nothing of others.
-//! A record that was late is closed with the next ones, unless it is very late. When stretches are
-//! closed, and what signs them, is the runtime's.
+//! Records are closed in stretches when they are old enough that no earlier record can still arrive. A stretch is a
+//! row with the ids of its records in order, and a hash of the records and of the previous stretch. The records
+//! are not changed, and commits write nothing for the chain. Each tenant has its own chain, so a tenant can verify
+//! its records without seeing others. A late record is closed with the next stretch, unless it is very late. The
+//! runtime decides when stretches are closed, and signs them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -24,25 +23,25 @@ use super::{Store, StoreError};
 use crate::clock;
 use crate::event::AuditAction;
 
-/// All tenants that have entries, by one look-up each; the last row is NULL.
+/// All tenants with records, found by one index look-up each; the last row is NULL.
 pub(super) const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min(tenant) FROM audit_log \
     UNION ALL SELECT (SELECT min(tenant) FROM audit_log a WHERE a.tenant > t.tenant) \
     FROM tenants t WHERE t.tenant IS NOT NULL) ";
 
-/// How many of the newest stretches are searched for the place of a late record.
+/// How many of the newest stretches may contain a late record.
 pub(super) const LOOKBACK_STRETCHES: u32 = 3;
-/// How long before the end of what is closed a late record may be. What is older was not written
-/// by a run that waited for the store, and stays outside, where it is found.
+/// How late a record may be, measured from the end of the closed records. An older one was not written by a run that
+/// waited for the store. It stays outside of all stretches, where a check finds it.
 const LATE: TimeDelta = TimeDelta::hours(1);
 
-/// Which records are closed.
+/// Decides which records are closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Closing {
-    /// Records of a stretch, at most; as many are closed however young they are.
+    /// The maximum number of records in a stretch; a full stretch is closed regardless of its age.
     pub records: usize,
-    /// Records older than this are complete: none is still being written.
+    /// Records before this time are complete: none of them is still being written.
     pub settled: DateTime<Utc>,
-    /// Those of an earlier time are closed, however few they are.
+    /// Records before this time are closed, even if there are only few.
     pub aged: DateTime<Utc>,
 }
 
@@ -58,13 +57,13 @@ pub struct ChainHead {
 /// Whether a hash has this signature.
 pub type IsSigned<'k> = &'k (dyn Fn(&[u8], &[u8]) -> bool + Sync);
 
-/// A head that the chain must still have, unless a retention took it.
+/// A head that the chain must still have, unless a retention has deleted it.
 #[derive(Clone)]
 pub struct KnownHead<'k> {
     pub head: ChainHead,
-    /// How long this service keeps records; `None` for ever.
+    /// How long this service keeps records; `None`: for ever.
     pub retention: Option<TimeDelta>,
-    /// Judges the signature of a deletion by another retention; `None` without a key, when it needs none.
+    /// Verifies the signature of a deletion by another retention; `None` without a key: no signature is needed.
     pub is_signed: Option<IsSigned<'k>>,
 }
 
@@ -73,7 +72,7 @@ pub struct KnownHead<'k> {
 pub enum Closed {
     /// The next stretch.
     Stretch(Stretch),
-    /// Nothing is to be closed.
+    /// There is nothing to close.
     Nothing(Option<ChainHead>),
     /// Another replica is closing this chain.
     NotNow,
@@ -136,27 +135,27 @@ pub(super) fn newest_deletion(tenant: &str) -> Query {
     .bind("tenant", tenant)
 }
 
-/// The number and the hash of the last stretch that a deletion took.
+/// The number and the hash of the last stretch that a deletion has deleted.
 pub(super) fn last_deleted(deletion: &AuditRow) -> Option<(i64, Vec<u8>)> {
     let details: Json = serde_json::from_str(&deletion.arguments).ok()?;
     let hash = hex::decode(details.get("hash")?.as_str()?).ok()?;
     Some((details.get("through")?.as_i64()?, hash))
 }
 
-/// The instant before which all records were written that a deletion took.
+/// The instant before which all deleted records were written.
 fn deleted_before(deletion: &AuditRow) -> Option<DateTime<Utc>> {
     let details: Json = serde_json::from_str(&deletion.arguments).ok()?;
     details.get("before")?.as_str()?.parse().ok()
 }
 
-/// The signature of a deletion, where the service that made it has a key.
+/// The signature of a deletion, if the deleting service has a key.
 fn signature_of(deletion: &AuditRow) -> Option<Vec<u8>> {
     let details: Json = serde_json::from_str(&deletion.arguments).ok()?;
     hex::decode(details.get("signature")?.as_str()?).ok()
 }
 
-/// What is signed of a deletion: the last stretch that it took, and the instant before which all records
-/// were written.
+/// The hash of a deletion that is signed: of the last deleted stretch, and of the instant before which all deleted
+/// records were written.
 pub(super) fn deletion_hash(
     tenant: &str,
     through: i64,
@@ -177,8 +176,8 @@ impl Store {
         rows.iter().map(|row| row.read("tenant")).collect()
     }
 
-    /// Closes the next stretch of a tenant, where there are records for one, no other replica is at
-    /// it, and the chain has the `known` head.
+    /// Closes the next stretch of a tenant if there are records for it, no other replica is closing stretches, and the
+    /// chain has the `known` head.
     pub async fn close_stretch(
         &self,
         tenant: &str,
@@ -194,18 +193,18 @@ impl Store {
         }
         let newest = newest_stretches(&mut *tx, tenant).await?;
         let head = newest.first().map(ChainHead::from);
-        let found = match known {
+        let state = match known {
             Some(known) => find_head(&mut *tx, tenant, known).await?,
-            None => Found::Present,
+            None => HeadState::Present,
         };
-        if found == Found::Gone {
+        if state == HeadState::Gone {
             tx.commit().await?;
             return Ok(Closed::Replaced(head));
         }
         let closed = close_next(&mut *tx, tenant, closing, &newest, sign).await?;
         tx.commit().await?;
         let closed = closed.map_or(Closed::Nothing(head), Closed::Stretch);
-        if found == Found::DeletedByOther && closed != Closed::Nothing(None) {
+        if state == HeadState::DeletedByOther && closed != Closed::Nothing(None) {
             tracing::warn!(
                 tenant,
                 number = known.map(|known| known.head.number),
@@ -217,7 +216,7 @@ impl Store {
     }
 }
 
-/// Closes the next stretch behind the `newest`, where there are records for one.
+/// Closes the next stretch after the `newest` ones, if there are records for it.
 async fn close_next(
     tx: &mut dyn Transaction,
     tenant: &str,
@@ -228,7 +227,7 @@ async fn close_next(
     let open = open_records(tx, tenant, closing, newest).await?;
     let end = newest.iter().map(|stretch| stretch.last_at).max();
     let oldest = open.iter().map(|row| row.at).min();
-    // What is late is closed at once: until then it looks as if it had been added.
+    // Late records are closed at once: until then they look as if they had been added later.
     let is_due = |oldest| {
         open.len() >= closing.records
             || oldest < closing.aged
@@ -268,15 +267,15 @@ async fn close_next(
     Ok(Some(stretch))
 }
 
-/// What became of a head.
+/// The state of a known head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum HeadState {
     Present,
-    /// The retention of this service took it.
+    /// The retention of this service deleted it.
     Deleted,
-    /// The retention of another service took it, which keeps records for a shorter time.
+    /// The retention of another service, which keeps records for a shorter time, deleted it.
     DeletedByOther,
-    /// It is missing, or it is another one.
+    /// It is missing, or another head is in its place.
     Gone,
 }
 
@@ -286,35 +285,35 @@ async fn find_head(
     tx: &mut dyn Transaction,
     tenant: &str,
     KnownHead { head, retention, is_signed }: &KnownHead<'_>,
-) -> Result<Found, StoreError> {
+) -> Result<HeadState, StoreError> {
     let read =
         Query::new("SELECT hash FROM audit_stretches WHERE tenant = :tenant AND number = :number");
     let rows = tx.run(read.bind("tenant", tenant).bind("number", head.number)).await?;
     if let Some(row) = rows.first() {
         let is_same = row.read::<Vec<u8>>("hash")? == head.hash;
-        return Ok(if is_same { Found::Present } else { Found::Gone });
+        return Ok(if is_same { HeadState::Present } else { HeadState::Gone });
     }
     let rows = tx.run(newest_deletion(tenant)).await?;
     let deletion: Option<AuditRow> = readable(&rows).next();
     let deleted = deletion.as_ref().and_then(|row| last_deleted(row).zip(deleted_before(row)));
-    let Some(((through, hash), before)) = deleted else { return Ok(Found::Gone) };
+    let Some(((through, hash), before)) = deleted else { return Ok(HeadState::Gone) };
     let is_the_last = through == head.number && hash == head.hash;
     if before <= head.last_at || !(through > head.number || is_the_last) {
-        return Ok(Found::Gone);
+        return Ok(HeadState::Gone);
     }
-    // Its time is asked for after that of any deletion which is seen here.
+    // The current time is read after the deletion, so it is not earlier than the time of the deletion.
     let rows = tx.run(Query::new("SELECT {now} AS now")).await?;
     let now: DateTime<Utc> =
         rows.first().map_or_else(|| Ok(clock::now()), |row| row.read("now"))?;
     let due = retention.and_then(|retention| now.checked_sub_signed(retention));
     if due.is_some_and(|due| before <= due) {
-        return Ok(Found::Deleted);
+        return Ok(HeadState::Deleted);
     }
     let signed = deletion_hash(tenant, through, &hash, before);
     let signature = deletion.as_ref().and_then(signature_of);
     let is_trusted = is_signed
         .is_none_or(|is_signed| signature.is_some_and(|signature| is_signed(&signed, &signature)));
-    Ok(if is_trusted { Found::DeletedByOther } else { Found::Gone })
+    Ok(if is_trusted { HeadState::DeletedByOther } else { HeadState::Gone })
 }
 
 /// The newest stretches of a tenant, the newest first.
@@ -329,7 +328,7 @@ async fn newest_stretches(
     Ok(readable(&rows).collect())
 }
 
-/// Complete records that no stretch has, the oldest first.
+/// Complete records that are in no stretch, oldest first.
 async fn open_records(
     tx: &mut dyn Transaction,
     tenant: &str,

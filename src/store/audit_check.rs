@@ -1,11 +1,11 @@
 //! Checks the audit log against its stretches: each stretch against the one before it, its records,
 //! its signature, and other records from its period.
 //!
-//! Where a chain is made anew, its stretches are closed long after their records were written, and
-//! where that is signed it begins to be signed once more.
+//! If a chain is rebuilt, its stretches are closed long after their records were written, and a signed chain
+//! starts to be signed a second time. Both are reported.
 //!
-//! Nothing of a time that is closed may be outside of a stretch. A record that was late is closed
-//! within a minute; until then it cannot be distinguished from one that was added by hand.
+//! Every record from a closed period must be in a stretch. A late record is closed within a minute; until then it
+//! cannot be distinguished from one that was added later.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -20,23 +20,23 @@ use super::sql::Query;
 use super::tables::{AuditRow, Stretch};
 use super::{Page, Store, StoreError};
 
-/// Records of a stretch's time that are looked at: its own, and those that were closed late.
+/// Records of a stretch's period that are read, at most: its own, and those that were closed late.
 const READ: u32 = 20_000;
 
-/// A stretch that is closed longer than this after its newest record is late: a service that runs
+/// A stretch counts as closed late if it was closed longer than this after its newest record. A running service
 /// closes it within little more than an hour.
 const LATE: TimeDelta = TimeDelta::hours(2);
 
-/// How signatures are judged.
+/// How signatures are verified.
 #[derive(Clone, Copy)]
 pub struct Signatures<'k> {
-    /// None without a key.
+    /// `None` without a key.
     pub is_signed: Option<IsSigned<'k>>,
-    /// The last stretch that may be without one where there is a key.
+    /// The last stretch that may be unsigned although there is a key.
     pub unsigned_until: i64,
 }
 
-/// A stretch, and what is wrong with it.
+/// A stretch with its faults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CheckedStretch {
     pub stretch: Stretch,
@@ -64,7 +64,7 @@ impl Signatures<'_> {
 }
 
 impl Store {
-    /// A page of a tenant's stretches, the oldest first, each compared with its records.
+    /// A page of a tenant's stretches, oldest first, each checked against its records.
     pub async fn checked_stretches(
         &self,
         tenant: &str,
@@ -124,7 +124,7 @@ impl Store {
         Ok(numbers)
     }
 
-    /// The end of what the stretches up to this number close.
+    /// The time of the newest record in the stretches up to this number.
     async fn covered_by(
         &self,
         tenant: &str,
@@ -139,7 +139,7 @@ impl Store {
         rows.first().map(|row| row.read("last_at")).transpose()
     }
 
-    /// Whether the records of a stretch are there as they were closed.
+    /// Missing or changed records of a stretch.
     async fn record_faults(&self, stretch: &Stretch) -> Result<Vec<String>, StoreError> {
         let ids: Vec<Uuid> = stretch.members().collect();
         let read = Query::new(
@@ -169,8 +169,8 @@ impl Store {
         Ok(vec![format!("{} of its records {are} missing: {}", missing.len(), first_ids(&missing))])
     }
 
-    /// Records between the end of what was closed before and the end of a stretch that neither it nor
-    /// one of those after it has, which close what was late.
+    /// Records from the period of a stretch that are neither in it nor in one of the next stretches, which contain late
+    /// records.
     async fn added_fault(
         &self,
         stretch: &Stretch,
@@ -189,7 +189,7 @@ impl Store {
         let mut added = Vec::new();
         for row in self.backend.read(Work::Data, read).await? {
             let (id, at): (Uuid, DateTime<Utc>) = (row.read("id")?, row.read("at")?);
-            // One that is there twice is added the second time.
+            // The second copy of a record counts as added.
             let closed = known.remove(&id);
             if !closed.is_some_and(|closed| (closed.first_at..=closed.last_at).contains(&at)) {
                 added.push(id);
@@ -205,7 +205,7 @@ impl Store {
         Ok((!added.is_empty()).then(message))
     }
 
-    /// Whether it is recorded that the stretches before the oldest one were deleted.
+    /// Checks that a record says that the stretches before the oldest one were deleted.
     async fn beginning_fault(&self, oldest: &Stretch) -> Result<Option<String>, StoreError> {
         if oldest.number == 1 {
             let fault = "the stretch before it is missing";

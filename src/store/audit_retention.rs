@@ -1,8 +1,8 @@
-//! The retention of the audit log: whole stretches go, the oldest first, and that is recorded.
+//! The retention of the audit log: deletes whole stretches, oldest first, and records that.
 //!
-//! A record is deleted with its stretch or not at all, so that none goes that no chain ever had. The
-//! chain continues after what was deleted, also where all of it was: the record of the deletion has
-//! the number and the hash of the last stretch that went.
+//! A record is deleted only with its stretch, so that no record is deleted before it is in the chain. The chain
+//! continues after a deletion, even if all stretches were deleted: the record of the deletion has the number and
+//! the hash of the last deleted stretch.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -17,16 +17,16 @@ use super::tables::Stretch;
 use super::{Store, StoreError};
 use crate::event::AuditAction;
 
-/// What was deleted of a tenant.
+/// The deleted records of a tenant.
 struct Deleted {
     records: u64,
-    /// The newest stretch that went.
+    /// The newest deleted stretch.
     last: Stretch,
 }
 
 impl Store {
-    /// Deletes stretches of all tenants whose records were all written before that instant, until
-    /// about `limit` records are gone, and records that, signed where there is a key; how many.
+    /// Deletes stretches of all tenants whose records were all written before that instant, about `limit` records, and
+    /// records that, signed if there is a key. Returns the number of deleted records.
     pub async fn delete_audit(
         &self,
         before: DateTime<Utc>,
@@ -61,8 +61,8 @@ async fn delete_stretches(
     before: DateTime<Utc>,
     limit: u32,
 ) -> Result<Vec<Deleted>, StoreError> {
-    // The newest that has only the record of a deletion stays: otherwise that would be followed by
-    // one of its own, for ever.
+    // The newest stretch is kept if it has only the record of a deletion. Otherwise its deletion would be recorded,
+    // and so on for ever.
     let read = Query::new(
         "SELECT * FROM audit_stretches s WHERE s.last_at < :before AND NOT EXISTS \
          (SELECT 1 FROM audit_stretches k WHERE k.tenant = s.tenant AND k.number < s.number \

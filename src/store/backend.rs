@@ -1,4 +1,4 @@
-//! What a database does in its own way: everything else is written once, over this.
+//! The operations that differ between the databases; everything else uses them.
 
 use std::time::Duration;
 
@@ -10,25 +10,30 @@ use super::sql::{Dialect, Query, Row};
 use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
 use crate::fairness::Hold;
 
-/// Which work a statement belongs to; each has connections of its own where there are several.
+/// The kind of work of a statement. With PostgreSQL, each kind has connections of its own, except that data and
+/// lists share theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Claims, heartbeats, cancelling: short, and never behind a slow list.
+    /// Claims, heartbeats, cancellation: short statements that must not wait for slow lists.
     Control,
-    /// Budgets, retention, what has to be as it is now.
+    /// Budgets, retention, and reads that need the current state.
     Data,
-    /// What a person or a program looks through, which may be a little old.
+    /// Lists for people and programs, which may be slightly out of date.
     Lists,
     /// Commits of runs.
     Commit,
 }
 
-/// For as long as work has a connection, or waits for one.
-pub(super) async fn hold(work: Work) -> Hold {
-    match work {
-        Work::Data | Work::Lists => Hold::of_scarce().await,
-        Work::Control | Work::Commit => Hold::new(),
+impl Work {
+    /// Whether requests of all tenants compete for its connections.
+    pub(super) fn is_scarce(self) -> bool {
+        matches!(self, Self::Data | Self::Lists)
     }
+}
+
+/// Marks the task as holding a connection; held while it waits for one, too.
+pub(super) async fn hold(work: Work) -> Hold {
+    if work.is_scarce() { Hold::of_scarce().await } else { Hold::new() }
 }
 
 /// A database.
@@ -44,18 +49,18 @@ pub(super) trait Backend: Send + Sync {
     async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError>;
     /// Runs one statement that writes, in a transaction of its own.
     async fn write(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError>;
-    /// Begins a transaction that writes; dropped, it is rolled back.
+    /// Begins a transaction that writes; it is rolled back if it is dropped.
     async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError>;
-    /// Writes a batch in one transaction; the runs that passed the fence.
+    /// Writes a batch in one transaction; returns the runs that passed the fence.
     async fn commit(&self, batch: Batch) -> Result<Passed, StoreError>;
 
     fn wakeups(&self) -> broadcast::Receiver<Wakeup>;
     /// Hints to all replicas that something changed. A hint may be lost.
     async fn hint(&self, wakeup: Wakeup);
 
-    /// The replicas that this process is, where no other process can have one.
+    /// The replicas of this process; `None` if other processes can have replicas, too.
     fn only_replicas(&self) -> Option<Vec<String>>;
-    /// Takes note that this process is that replica.
+    /// Notes a replica of this process.
     fn note_replica(&self, id: &str);
 }
 
@@ -63,10 +68,10 @@ pub(super) trait Backend: Send + Sync {
 #[async_trait]
 pub(super) trait Transaction: Send {
     async fn run(&mut self, query: Query) -> Result<Vec<Row>, StoreError>;
-    /// Takes the lock of a tenant until the transaction ends; where it is not free in time, nothing
-    /// more can be done with this.
+    /// Takes the lock of a tenant until the transaction ends. Returns false if the lock is not free in time; then the
+    /// transaction must not be used any more.
     async fn lock_tenant(&mut self, tenant: &str, patience: Duration) -> Result<bool, StoreError>;
-    /// As [`Backend::commit`], as a part of this transaction.
+    /// Like [`Backend::commit`], but within this transaction.
     async fn write(&mut self, batch: Batch) -> Result<Passed, StoreError>;
     async fn commit(self: Box<Self>) -> Result<(), StoreError>;
 }

@@ -1,10 +1,10 @@
 //! A batch of writes as steps, each one statement over a list of rows.
 //!
-//! The first steps are the fence: they take only rows that are still ours and stand exactly where
-//! the write begins, so a journal has no gap and a repeated write changes nothing. Nor do they take
-//! an end of a run that was asked to cancel, unless that is how it ends, or it cannot go on. The rest is
-//! written only for the runs that passed. Each database puts the rows into the text in its own
-//! way. The `IS TRUE` forms are deliberate: they leave a planner no index but the primary key.
+//! The first steps are the fence. A run passes if this replica still owns it and its journal ends exactly where
+//! the write begins, so a journal has no gap and a repeated write changes nothing. A write that ends a run with
+//! a cancel request passes only if the run ends as cancelled or interrupted. The other steps write only the runs
+//! that passed. Each database puts the rows into the statement in its own way. The `IS TRUE` forms are
+//! deliberate: they leave the planner no index but the primary key.
 
 use std::collections::HashMap;
 
@@ -17,36 +17,36 @@ use super::tables::{
     NewDelivery, Observation, RunOpening, RunProgress, UsageSum,
 };
 
-/// One statement over rows that are called `w` in it.
+/// One statement over a list of rows, which the statement names `w`.
 pub(super) struct Step {
     pub(super) name: &'static str,
-    /// Up to the rows.
+    /// The text of the statement before the rows.
     pub(super) head: String,
     pub(super) columns: Vec<Column>,
     pub(super) rows: Vec<Vec<Value>>,
-    /// What must hold of a row, if anything.
+    /// The condition for a row; empty if there is none.
     pub(super) condition: &'static str,
-    /// After the condition.
+    /// The text of the statement after the condition.
     pub(super) tail: &'static str,
 }
 
-/// The runs that passed the fence; with those that were asked to cancel, why.
+/// The runs that passed the fence, each with its cancel request, if any.
 pub(super) type Passed = HashMap<Uuid, Option<Cancelling>>;
 
-/// That a run was asked to cancel.
+/// The cancel request of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cancelling {
-    /// Why, where a reason was given.
+    /// The reason, if one was given.
     pub reason: Option<String>,
 }
 
 /// What a batch of writes changes.
 pub(super) struct Batch {
-    /// Each gives the ids of the runs that it took, and whether and why they are to be cancelled.
+    /// Each returns the ids of the runs that passed, and their cancel requests.
     pub(super) fence: Vec<Step>,
-    /// All have a column `run_id`.
+    /// The other steps; all have a column `run_id`.
     pub(super) rest: Vec<Step>,
-    /// What models took, by run.
+    /// The usage of models, by run.
     usage: Vec<(Uuid, UsageSum)>,
 }
 
@@ -105,10 +105,10 @@ impl Batch {
         }
     }
 
-    /// The step that adds the usage of the runs that passed: few rows, however many runs there are.
+    /// The step that adds the usage of the runs that passed, summed so that it has few rows.
     pub(super) fn usage_step(&self, passed: impl Fn(&Uuid) -> bool) -> Option<Step> {
-        let taken = self.usage.iter().filter(|(run, _)| passed(run)).map(|(_, sum)| sum);
-        let rows = UsageSum::merged(taken);
+        let sums = self.usage.iter().filter(|(run, _)| passed(run)).map(|(_, sum)| sum);
+        let rows = UsageSum::merged(sums);
         (!rows.is_empty()).then(|| inserts::<UsageSum>("usage_added", rows))
     }
 }
@@ -147,7 +147,7 @@ fn new_runs(dialect: Dialect, mut runs: Vec<RunChange>) -> Step {
     // In one order everywhere, so that two batches with the same keys never wait for each other.
     let keys = |run: &RunChange| {
         let opening = run.opening.as_ref()?;
-        Some((opening.session_id.clone(), opening.idempotency_key.clone()))
+        Some((opening.session_id.clone(), opening.tenant.clone(), opening.idempotency_key.clone()))
     };
     runs.sort_by_cached_key(keys);
     let has_session = |run: &RunChange| {
@@ -219,12 +219,12 @@ fn new_calls(calls: Vec<CallChange>) -> Step {
     insert_rows("tool_calls", columns, calls.into_iter().filter_map(row).collect())
 }
 
-/// What is not known of a call any better stays as it is.
+/// Changes rows of calls. Columns without a new value keep the old one.
 fn known_calls(calls: Vec<CallChange>) -> Step {
     let columns = CallState::columns();
     let set = columns.iter().map(|column| column.name).filter(|name| !name.ends_with("_id"));
     let set = set.map(|name| match name {
-        // When it was first made, however often it is repeated.
+        // The time of the first execution, even if the call is repeated.
         "started_at" => "started_at = COALESCE(tool_calls.started_at, w.started_at)".to_owned(),
         name => format!("{name} = COALESCE(w.{name}, tool_calls.{name})"),
     });

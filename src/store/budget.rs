@@ -1,12 +1,11 @@
-//! Budgets that the runs of a tree share: what is reserved before it is spent, and settled
-//! afterwards.
+//! Budgets that the runs of a tree share: amounts are reserved before they are spent, and settled afterwards.
 //!
-//! A budget has a row from the moment when its root starts another run; a run that starts none
-//! never comes here. A hold says what one run has reserved and, in all, spent: settling states the
-//! run's totals, so that doing it twice, or after a crash, changes nothing. A transaction takes the
-//! budget's row before anything else, and looks whether the run is still its owner's in the statements
-//! that follow: a replica that took the run over has settled before, and is seen, or settles after. What a
-//! run has spent only grows. What is asked for, and when, is the engine's.
+//! The budget's row is created when the root starts its first child run; a run without children has none. A hold
+//! has the amounts that one run has reserved, and the total that it has spent. Settling sets the run's total, so
+//! repeating it, even after a crash, changes nothing. A transaction locks the budget's row first and checks in
+//! later statements that the replica still owns the run. So it sees the settlement of a replica that took the
+//! run over, or that replica settles later. The total of a run only grows. The engine decides what is reserved,
+//! and when.
 
 use uuid::Uuid;
 
@@ -15,38 +14,38 @@ use super::sql::{Query, Row};
 use super::{Store, StoreError};
 use crate::run::{Amounts, Caps, Consumption, Reserved};
 
-/// Holds that one sweep settles.
+/// Holds that one sweep settles, at most.
 pub(super) const CHUNK: i64 = 256;
 
 /// A budget that the runs of a tree share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedBudget {
-    /// Its caps: those of the root.
+    /// The caps of the root.
     pub caps: Caps,
-    /// What all runs of the tree have spent.
+    /// The amounts that all runs of the tree have spent.
     pub spent: Amounts,
-    /// What they have reserved in addition.
+    /// The amounts that they have reserved in addition.
     pub reserved: Amounts,
 }
 
-/// Under which ownership a run asks.
+/// The ownership under which a replica drives a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ownership<'o> {
     /// The replica.
     pub owner: &'o str,
-    /// Its epoch.
+    /// The epoch of the ownership.
     pub epoch: i64,
 }
 
-/// What became of a settlement.
+/// The outcome of a settlement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
     Done,
-    /// The run is another owner's.
+    /// Another replica owns the run.
     Fenced,
 }
 
-/// That the run is driven by this owner, or was when it ended.
+/// The condition that this owner drives the run, or that the run has ended under this epoch.
 pub(super) const IS_OWNED: &str = "EXISTS (SELECT 1 FROM runs WHERE runs.id = :run AND runs.epoch = :epoch \
     AND ((runs.status = 'running' AND runs.owner = :owner) OR runs.finished_at IS NOT NULL))";
 
@@ -99,8 +98,8 @@ fn amounts(query: Query, amounts: Amounts) -> Query {
 }
 
 impl Store {
-    /// Opens the budget that a run shares with those that it starts, unless it is open or the run
-    /// another owner's: its caps, and what the run itself has spent.
+    /// Creates the budget that a run shares with its descendants, with its caps and the amounts that the run has
+    /// spent. Does nothing if the budget exists or another replica owns the run.
     pub async fn open_budget(
         &self,
         root: Uuid,
@@ -141,8 +140,8 @@ impl Store {
         tx.commit().await
     }
 
-    /// Reserves so much of the root's budget for a run. Where there is no such budget, everything
-    /// is granted. `None`: the run is another owner's.
+    /// Reserves amounts of the root's budget for a run. Without a shared budget, everything is granted. `None` if
+    /// another replica owns the run.
     pub async fn reserve(
         &self,
         (root, run): (Uuid, Uuid),
@@ -162,7 +161,7 @@ impl Store {
             if let Some(refusal) = caps.refuses(spent, reserved, wanted) {
                 return Ok(Some(Reserved::Refused(refusal)));
             }
-            // What stood in the way was settled in between.
+            // Other reservations were settled in between: try again.
         }
     }
 
@@ -223,8 +222,8 @@ impl Store {
         Ok(is_owned.then_some(granted))
     }
 
-    /// States all that a run has spent so far, and gives back what it has reserved; `ended` where
-    /// it spends no more.
+    /// Sets the total that a run has spent so far, and releases what it has reserved. `ended`: the run spends no
+    /// more.
     pub async fn settle(
         &self,
         (root, run): (Uuid, Uuid),
@@ -249,8 +248,7 @@ impl Store {
         rows.first().map(SharedBudget::read).transpose()
     }
 
-    /// Settles the holds of runs that ended, or are not driven any more, before they were settled:
-    /// by what their rows say.
+    /// Settles leftover holds of runs that have ended or are no longer driven, with the totals in the runs' rows.
     pub(super) async fn settle_leftover_holds(&self) -> Result<(), StoreError> {
         let unsettled = Query::new(
             "SELECT h.run_id, h.root_run_id, r.input_tokens + r.output_tokens AS spent_tokens, \
@@ -264,37 +262,46 @@ impl Store {
              + h.reserved_requests > 0)) LIMIT :limit",
         );
         for row in self.backend.read(Work::Data, unsettled.bind("limit", CHUNK)).await? {
-            let (root, run) = (row.read("root_run_id")?, row.read("run_id")?);
-            let consumption: Consumption = row.read("consumption")?;
-            let spent = Amounts {
-                tokens: row.read("spent_tokens")?,
-                micro_usd: row.read("spent_micro_usd")?,
-                tool_calls: row.read("spent_tool_calls")?,
-                iterations: row.read("spent_iterations")?,
-                files: consumption.files_of_tools(),
-                lines: consumption.lines_changed,
-                requests: consumption.network_requests,
-            };
-            let mut tx = self.backend.begin(Work::Data).await?;
-            lock(&mut *tx, root).await?;
-            // It may have been claimed since, and have reserved something.
-            let driven = Query::new("SELECT 1 FROM runs WHERE id = :run AND status = 'running'");
-            if tx.run(driven.bind("run", run)).await?.is_empty() {
-                settle(&mut *tx, (root, run), spent, row.read("is_over")?).await?;
+            match self.settle_leftover_hold(&row).await {
+                Err(error) if !error.is_transient() => {
+                    tracing::warn!(%error, "the hold of a run that is not driven cannot be settled");
+                }
+                settled => settled?,
             }
-            tx.commit().await?;
         }
         Ok(())
     }
+
+    async fn settle_leftover_hold(&self, row: &Row) -> Result<(), StoreError> {
+        let (root, run) = (row.read("root_run_id")?, row.read("run_id")?);
+        let consumption: Consumption = row.read("consumption")?;
+        let spent = Amounts {
+            tokens: row.read("spent_tokens")?,
+            micro_usd: row.read("spent_micro_usd")?,
+            tool_calls: row.read("spent_tool_calls")?,
+            iterations: row.read("spent_iterations")?,
+            files: consumption.files_of_tools(),
+            lines: consumption.lines_changed,
+            requests: consumption.network_requests,
+        };
+        let mut tx = self.backend.begin(Work::Data).await?;
+        lock(&mut *tx, root).await?;
+        // It may have been claimed since then, and may have new reservations.
+        let driven = Query::new("SELECT 1 FROM runs WHERE id = :run AND status = 'running'");
+        if tx.run(driven.bind("run", run)).await?.is_empty() {
+            settle(&mut *tx, (root, run), spent, row.read("is_over")?).await?;
+        }
+        tx.commit().await
+    }
 }
 
-/// Locks a budget; whether there is one.
+/// Locks a budget; false if there is none.
 async fn lock(tx: &mut dyn Transaction, root: Uuid) -> Result<bool, StoreError> {
     let lock = Query::new("SELECT 1 FROM budgets WHERE root_run_id = :root{for_update}");
     Ok(!tx.run(lock.bind("root", root)).await?.is_empty())
 }
 
-/// Binds what [`IS_OWNED`] needs.
+/// Binds the parameters of [`IS_OWNED`].
 fn bind_ownership(query: Query, run: Uuid, by: Ownership<'_>) -> Query {
     query.bind("run", run).bind("owner", by.owner).bind("epoch", by.epoch)
 }
@@ -308,14 +315,14 @@ async fn is_owned(
     Ok(!tx.run(look).await?.is_empty())
 }
 
-/// The budget is locked.
+/// Settles a run; the budget must be locked.
 async fn settle(
     tx: &mut dyn Transaction,
     (root, run): (Uuid, Uuid),
     spent: Amounts,
     ended: bool,
 ) -> Result<(), StoreError> {
-    // A run that reserved nothing yet has spent something all the same.
+    // A run without reservations may have spent something.
     let hold = Query::new(
         "INSERT INTO budget_holds (run_id, root_run_id) SELECT :run, root_run_id FROM budgets \
          WHERE root_run_id = :root ON CONFLICT (run_id) DO NOTHING",

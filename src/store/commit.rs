@@ -1,4 +1,4 @@
-//! Commits a batch of writes, and says what became of each.
+//! Commits a batch of writes, and returns the outcome of each.
 
 use std::collections::HashSet;
 
@@ -12,18 +12,18 @@ use super::sql::Query;
 use super::{RunWrite, Store, StoreError, Wakeup, WriteOutcome};
 use crate::run::RunStatus;
 
-/// What became of a batch.
+/// The outcome of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Commit {
     /// One per write, in order.
     pub outcomes: Vec<WriteOutcome>,
-    /// Runs of the batch that had been asked to cancel by then, by whichever replica.
+    /// Runs of the batch that have a cancel request, from any replica.
     pub cancelling: Vec<(Uuid, Cancelling)>,
 }
 
 impl Store {
-    /// Commits a batch in one transaction. At most one write per
-    /// run in a batch. Repeating a batch after a lost answer is harmless.
+    /// Commits a batch in one transaction. A batch has at most one write per run. Repeating a batch after a lost
+    /// answer is harmless.
     pub async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Commit, StoreError> {
         self.define(batch).await?;
         let steps = Batch::of(self.backend.dialect(), owner, project(owner, batch)?);
@@ -34,7 +34,7 @@ impl Store {
         } else {
             let mut tx = self.backend.begin(Work::Commit).await?;
             let stored = tx.write(steps).await?;
-            requeue_answered(&mut *tx, &parked).await?; // the answers may have come by now
+            requeue_answered(&mut *tx, &parked).await?; // answers may have arrived already
             tx.commit().await?;
             stored
         };
@@ -78,7 +78,7 @@ impl Store {
         Ok(!self.backend.read(Work::Data, look).await?.is_empty())
     }
 
-    /// Whether a write was not taken because its run was asked to cancel.
+    /// Whether a write was refused because its run has a cancel request.
     async fn is_cancelling(&self, owner: &str, write: &RunWrite) -> Result<bool, StoreError> {
         let Some(first) = write.events.first() else { return Ok(false) };
         let look = Query::new(
@@ -90,7 +90,7 @@ impl Store {
         Ok(!self.backend.read(Work::Control, look).await?.is_empty())
     }
 
-    /// Stores the definitions of new runs that are not known to be stored.
+    /// Stores the definitions of new runs, unless they are known to be stored.
     async fn define(&self, batch: &[RunWrite]) -> Result<(), StoreError> {
         let missing = self.definitions.missing(batch);
         for definition in &missing {

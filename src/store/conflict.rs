@@ -1,7 +1,6 @@
 //! Retries statements and transactions that the database rolled back because of a conflict.
 //!
-//! It decides how often and after which pauses; which failures are of this kind is in
-//! [`super::failure`].
+//! This file decides how often and after which pauses; [`super::failure`] decides which failures are conflicts.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which definitions this process has stored lately, so that they are not sent with every run.
+//! Remembers which definitions this process has stored recently, so that they are not sent with every run.
 //!
 //! A definition is stored before the first run that refers to it, and again once an hour while runs
 //! are started with it, which shows [`Store::delete_ended`](super::Store::delete_ended) that it is
@@ -24,8 +24,8 @@ pub(super) struct Definitions {
 }
 
 impl Definitions {
-    /// What must be stored before this batch: each once, in one order everywhere, so that two
-    /// replicas that store the same ones never wait for each other.
+    /// The definitions that must be stored before this batch: each once, and sorted, so that two replicas that store
+    /// the same ones never wait for each other.
     pub(super) fn missing<'b>(&self, batch: &'b [RunWrite]) -> Vec<&'b DefinitionSnapshot> {
         let stored = self.stored.lock();
         let is_known =

@@ -1,6 +1,6 @@
-//! Signed tokens that were ended before they expire, so that no replica accepts them any more.
+//! Signed tokens that were revoked before their expiry, so that no replica accepts them any more.
 //!
-//! Only those are kept; how a token is signed, and what it is good for, is decided elsewhere.
+//! Only revoked tokens are stored. Signing tokens and their rights are decided elsewhere.
 
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
@@ -13,7 +13,7 @@ use super::{Store, StoreError};
 use crate::event::Act;
 
 impl Store {
-    /// Ends a token, and records who did that. What has expired anyhow is forgotten.
+    /// Revokes a token, and records who did that. Deletes expired entries.
     pub async fn end_token(
         &self,
         id: Uuid,
@@ -41,7 +41,7 @@ impl Store {
         tx.commit().await
     }
 
-    /// Whether a token was ended.
+    /// Whether a token was revoked.
     pub async fn is_token_ended(&self, id: Uuid) -> Result<bool, StoreError> {
         let look = Query::new("SELECT 1 FROM ended_tokens WHERE id = :id").bind("id", id);
         Ok(!self.backend.read(Work::Data, look).await?.is_empty())

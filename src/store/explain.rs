@@ -1,7 +1,7 @@
-//! The plans of what is read, for tests: only debug builds know of it.
+//! Query plans for tests; only in debug builds.
 //!
-//! A store that explains itself has the database explain every statement that reads before it runs
-//! it, with the very text and values that it runs with.
+//! The backend has the database explain every reading statement before it runs the statement, with the same text
+//! and values.
 
 use std::sync::Arc;
 

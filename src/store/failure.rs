@@ -13,7 +13,7 @@ use super::StoreError;
 /// read-only transaction, idle-in-transaction timeout, lock timeout, statement timeout, I/O error.
 const TRANSIENT_STATES: [&str; 5] = ["25006", "25P03", "55P03", "57014", "58030"];
 
-/// Serialisation failure and deadlock: the transaction was rolled back so that another one goes on.
+/// Serialisation failure and deadlock: the transaction was rolled back so that another one can continue.
 const CONFLICTS: [&str; 2] = ["40001", "40P01"];
 
 /// The unique index that is violated when two replicas start different runs of one session at once.
@@ -49,7 +49,7 @@ impl From<Error> for StoreError {
     }
 }
 
-/// What a database says, without the line of its own source that `Display` adds.
+/// The message of a database, without the source line that `Display` adds.
 fn message(error: &Error) -> String {
     match error {
         Error::Database(database) => database.message().to_owned(),

@@ -1,4 +1,4 @@
-//! Reading journals, in pieces of so many bytes: one row can be large, and a run has many.
+//! Reads journals in pieces of bounded size: one row can be large, and a run can have many.
 
 use std::collections::HashMap;
 
@@ -11,26 +11,26 @@ use super::tables::{JournalRow, Record};
 use super::{Store, StoreError, ToolCallRecord};
 use crate::event::Event;
 
-/// That the run is the tenant's.
+/// The condition that the run belongs to the tenant.
 pub(super) const IS_OF_TENANT: &str =
     "EXISTS (SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant)";
 
-/// Bytes of a journal that are read at once.
+/// Bytes of a journal that are read by one query, at most.
 const MAX_BYTES_AT_ONCE: u64 = 4 << 20;
 
-/// The first rows of a list that have so many bytes together.
+/// The first rows of a list, within a bound on their total size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Piece {
-    /// How many rows.
+    /// The number of rows.
     pub rows: u32,
-    /// Their bytes.
+    /// The size of these rows in bytes.
     pub bytes: u64,
     /// Whether there are more rows.
     pub has_more: bool,
 }
 
 impl Piece {
-    /// The first of rows of these sizes that have at most so many bytes: one at least.
+    /// The first rows, given their sizes, with at most `most_bytes` in total; at least one row.
     pub(super) fn of(sizes: impl Iterator<Item = u64>, most_bytes: u64) -> Self {
         let mut piece = Self::default();
         for size in sizes {
@@ -47,13 +47,13 @@ impl Piece {
 /// A piece of a journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalPiece {
-    /// The number of its last event.
+    /// The number of the last event.
     pub until: i64,
-    /// Its bytes.
+    /// The size in bytes.
     pub bytes: u64,
 }
 
-/// Where events stand in the journal of a run, and how large its rows are.
+/// Which row of a run's journal has which events, and the sizes of the rows.
 #[derive(Debug)]
 pub(super) struct JournalIndex {
     run: Uuid,
@@ -83,14 +83,14 @@ impl JournalIndex {
     }
 
     pub(super) fn bytes_of(&self, row: i64) -> u64 {
-        let place = self.rows.binary_search_by_key(&row, |row| row.seq);
-        place.map_or(0, |place| self.rows[place].bytes)
+        let index = self.rows.binary_search_by_key(&row, |row| row.seq);
+        index.map_or(0, |index| self.rows[index].bytes)
     }
 }
 
 impl Store {
-    /// Journal entries with `seq > after`, in order: at most `limit`, and fewer where they are large.
-    /// Empty behind the last one, and where the run does not exist.
+    /// Journal entries with `seq > after`, in order: at most `limit`, fewer if they are large. Empty after the last
+    /// entry, and if the run does not exist.
     pub async fn events(
         &self,
         tenant: &str,
@@ -107,9 +107,9 @@ impl Store {
         Ok(events)
     }
 
-    /// The piece of a journal behind `after` with at most so many rows and bytes: one row at least,
-    /// however large it is. `None` behind the last event, and where the run does not exist; an error
-    /// where the run's row counts more events than there are.
+    /// The piece of a journal after the event `after`, with at most `most_rows` and `most_bytes`; at least one row,
+    /// however large it is. `None` after the last event, and if the run does not exist. It is an error if the
+    /// run's row counts more events than the journal has.
     pub async fn journal_piece(
         &self,
         tenant: &str,
@@ -136,7 +136,7 @@ impl Store {
         last.map(|row| Ok(JournalPiece { until: row.read("seq")?, bytes: piece.bytes })).transpose()
     }
 
-    /// Whether a journal ends with this event and its run's row counts more.
+    /// Whether a journal ends with this event although the run's row counts more events.
     async fn is_truncated(&self, tenant: &str, run: Uuid, after: i64) -> Result<bool, StoreError> {
         let look = Query::new(
             "SELECT 1 FROM runs WHERE id = :run AND tenant = :tenant AND next_seq - 1 > :after \
@@ -160,7 +160,7 @@ impl Store {
         journal.whole()
     }
 
-    /// As [`Self::events_until`], up to the first one that cannot be read; an error where it is the first.
+    /// Like [`Self::events_until`], but only up to the first unreadable event; an error if that is the first event.
     pub async fn readable_until(
         &self,
         tenant: &str,
@@ -199,8 +199,8 @@ impl Store {
         Ok(events)
     }
 
-    /// As [`Self::journals`], each up to the first event that cannot be read; and the runs of which
-    /// there is one.
+    /// Like [`Self::journals`], but each journal only up to its first unreadable event. Also returns the runs with
+    /// an unreadable event.
     pub async fn readable_journals(
         &self,
         tenant: &str,
@@ -240,8 +240,8 @@ impl Store {
         Ok(journals.into_iter().map(|(journal, next_seq)| journal.until(next_seq - 1)).collect())
     }
 
-    /// Has the row of a run count the events that its journal has, where it counts fewer and this owner
-    /// still has it under this epoch.
+    /// Corrects the event count in a run's row if the journal has more events, and if this owner still owns the run
+    /// under this epoch.
     pub async fn count_events(&self, owner: &str, run: Uuid, epoch: i64) -> Result<(), StoreError> {
         let last = "(SELECT max(seq) FROM run_events WHERE run_id = :run)";
         let count = Query::new(format!(
@@ -253,7 +253,7 @@ impl Store {
         Ok(())
     }
 
-    /// How many bytes the journals of these runs have.
+    /// The sizes of the journals of these runs in bytes.
     pub async fn journal_sizes(
         &self,
         tenant: &str,
@@ -312,14 +312,14 @@ impl Store {
     }
 }
 
-/// A journal, or a part of it, as far as its events follow one another and can be read.
+/// A journal, or a part of it, up to the first missing or unreadable event.
 #[derive(Debug)]
 struct ReadJournal {
     run: Uuid,
     events: Vec<Event>,
-    /// The number of the last event that was read, or is before the part.
+    /// The number of the last event that was read; at first, of the event before the part.
     last: i64,
-    /// Why it ends before its end.
+    /// Why the journal cannot be read to its end.
     damage: Option<StoreError>,
 }
 
@@ -348,7 +348,7 @@ impl ReadJournal {
         Ok(())
     }
 
-    /// The same; its end is missing where that is before this event.
+    /// Marks the journal as damaged if it ends before the event `last`.
     fn until(mut self, last: i64) -> Self {
         if self.damage.is_none() && self.last < last {
             self.damage = Some(missing(self.run, self.last + 1));
@@ -361,7 +361,7 @@ impl ReadJournal {
     }
 }
 
-/// What is said of an event that no row of the journal has.
+/// The error for an event that no row of the journal has.
 pub(super) fn missing(run: Uuid, seq: i64) -> StoreError {
     StoreError::UnreadableEvent { run, seq, why: "it is missing".to_owned() }
 }

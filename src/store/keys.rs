@@ -13,52 +13,51 @@ use super::tables::{Record, insert};
 use super::{ApiKeyRecord, RateLimit, Store, StoreError, Wakeup};
 use crate::event::{Act, AuditAction, SERVICE};
 
-/// What became of a key that was to be stored.
+/// The outcome of storing a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyStored {
     Stored,
-    /// That id exists already and is unchanged.
+    /// A key with this id exists already and is unchanged.
     IdTaken,
-    /// The key that was to create it has been revoked.
+    /// The creating key has been revoked.
     CreatorRevoked,
 }
 
 /// Which keys to revoke.
 #[derive(Debug, Clone, Copy)]
 pub struct Revocation<'a> {
-    /// Who revokes them.
+    /// The subject that revokes them.
     pub subject: &'a str,
-    /// The only tenant whose keys may be revoked, and only those without `admin`; absent: all keys
-    /// of all tenants.
+    /// Only keys of this tenant, and only keys without `admin`, may be revoked; `None`: all keys of all tenants.
     pub within: Option<&'a str>,
     pub id: &'a str,
-    /// With the keys that it created, the keys that those created, and so on.
+    /// Also revoke all keys that were created with this key, directly or indirectly.
     pub with_descendants: bool,
-    /// Also the operator's own key, and the last one that has `admin`.
+    /// Also revoke the operator's own key, and the last key with `admin`.
     pub is_forced: bool,
 }
 
 /// Whether there are keys with `admin`, of any tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminKeys {
-    /// There never was one.
+    /// No such key has ever existed.
     Never,
-    /// All are revoked or expired.
+    /// All of them are revoked or expired.
     Unusable,
-    /// At least one can be used.
+    /// At least one of them can be used.
     Usable,
 }
 
-/// What became of a revocation.
+/// The outcome of a revocation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Revoked {
-    /// These keys are revoked, now or since an earlier time.
+    /// These keys are revoked, by this revocation or an earlier one.
     Done(Vec<ApiKeyRecord>),
     /// There is no such key.
     Unknown,
     /// One of them has `admin`.
     RequiresAdmin,
-    /// One of them is the operator's: the service created it.
+    /// One of them is the operator's key, which the service created.
     OfOperator,
     /// No key with `admin` would be left.
     LastAdmin,
@@ -70,7 +69,7 @@ impl ApiKeyRecord {
         default.of_key(self.rate_limit_per_minute, self.rate_limit_burst)
     }
 
-    /// Whether it may do everything.
+    /// Whether the key has the scope `admin`.
     pub fn is_admin(&self) -> bool {
         self.scopes.iter().any(|scope| scope == "admin")
     }
@@ -89,7 +88,7 @@ impl Store {
     async fn try_to_insert_key(&self, key: &ApiKeyRecord) -> Result<KeyStored, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         if let Some(creator) = &key.created_by {
-            // Locked, so that a revocation with all descendants misses none.
+            // The creator is locked, so that a revocation with all descendants misses none.
             let creator =
                 Query::new("SELECT * FROM api_keys WHERE id = :id{for_update}").bind("id", creator);
             if let Some(row) = tx.run(creator).await?.first()
@@ -128,8 +127,7 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// Ids and names of those keys of a tenant, sorted by id, and whether several of its keys have the
-    /// name.
+    /// Ids and names of these keys of a tenant, sorted by id, and whether several keys of the tenant have that name.
     pub async fn key_names(
         &self,
         tenant: &str,
@@ -147,7 +145,7 @@ impl Store {
             .collect()
     }
 
-    /// Whether a key was created by that key or subject, or by one that it created, and so on.
+    /// Whether a key was created by `creator`, directly or through other keys.
     pub async fn key_descends_from(&self, id: &str, creator: &str) -> Result<bool, StoreError> {
         let look = Query::new(
             "WITH RECURSIVE creators (id) AS (SELECT created_by FROM api_keys WHERE id = :id \
@@ -158,7 +156,7 @@ impl Store {
         Ok(!self.backend.read(Work::Data, look).await?.is_empty())
     }
 
-    /// Notes that keys are in use, each of them unless that was noted less than `pause` ago.
+    /// Notes that keys are in use; skips keys for which that was noted less than `pause` ago.
     pub async fn note_key_use(&self, ids: &[String], pause: Duration) -> Result<(), StoreError> {
         let note = Query::new(
             "UPDATE api_keys SET last_used_at = {now} WHERE id IN :ids \
@@ -189,7 +187,7 @@ impl Store {
         }
         let takes_admin = keys.iter().any(|key| key.revoked_at.is_none() && key.is_admin());
         if takes_admin {
-            // Locked: of two revocations at once, the second sees what the first has left.
+            // The keys are locked, so that the second of two concurrent revocations sees the result of the first.
             tx.run(Query::new(ADMINS).push("{for_update}")).await?;
         }
         let keys = revoke(&mut *tx, &what, keys).await?;
@@ -220,7 +218,7 @@ impl Store {
     }
 }
 
-/// The keys to revoke, the named one first; none where it does not exist.
+/// The keys to revoke, the named one first; empty if it does not exist.
 async fn keys_to_revoke(
     tx: &mut dyn Transaction,
     what: &Revocation<'_>,
@@ -236,7 +234,7 @@ async fn keys_to_revoke(
     tx.run(Query::new(keys).bind("id", what.id)).await?.iter().map(Record::read).collect()
 }
 
-/// Revokes these keys, and those that they created in the meantime where descendants go along.
+/// Revokes these keys; with descendants, also keys that were created in the meantime.
 async fn revoke(
     tx: &mut dyn Transaction,
     what: &Revocation<'_>,

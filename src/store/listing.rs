@@ -1,7 +1,6 @@
-//! The lists with filters: conditions for what is asked, and pages that are keysets, so that rows
-//! which arrive between two pages neither repeat nor hide a row.
+//! Lists with filters. Pages are keysets, so that rows that are added between two pages neither repeat nor hide a row.
 //!
-//! Only text written here becomes SQL; every value of a caller is bound.
+//! Only constant text becomes SQL; every value of a caller is bound as a parameter.
 
 use std::sync::LazyLock;
 
@@ -18,14 +17,14 @@ use super::{
 use crate::event::{AuditAction, WaitKind};
 use crate::run::RunStatus;
 
-/// By what a list is sorted, newest first: the columns of an index.
+/// The sort order of a list, newest first: the columns of an index.
 struct Order {
     time: &'static str,
     id: &'static str,
     id_is_uuid: bool,
 }
 
-/// The columns of runs in lists, without what callers may make large: inputs are empty objects.
+/// The columns of runs in lists, without values that callers may make large: inputs are empty objects.
 static LIST_COLUMNS: LazyLock<String> = LazyLock::new(|| {
     let columns = RunOpening::columns().into_iter().chain(RunProgress::columns());
     let written = columns.map(|column| column.name);
@@ -38,20 +37,20 @@ static LIST_COLUMNS: LazyLock<String> = LazyLock::new(|| {
     all.map(column).collect::<Vec<_>>().join(", ")
 });
 
-/// Bytes of arguments, as JSON, that a list of approvals shows.
+/// Bytes of arguments, as JSON, that a list of approvals shows, at most.
 pub(super) const MAX_ARGUMENTS: usize = 64 * 1024;
 
-/// Runs that are looked through for a label before its index is asked.
+/// The newest runs that are searched for a label before its index is used. A label of more runs is common.
 const NEWEST: u32 = 1000;
 
 impl Order {
-    /// Adds where the page begins.
+    /// Adds the condition that rows come after the cursor of the page.
     fn after(&self, query: Query, page: &Page<RunCursor>) -> Query {
         let Self { time, id, id_is_uuid } = self;
         let Some(cursor) = &page.after else { return query };
         let query = query.push(&format!(" AND ({time}, {id}) < (:after, :after_id)"));
         let query = query.bind("after", cursor.at);
-        // Ids in a cursor come from callers: one that is no UUID stands at the end of its time.
+        // Cursors come from callers: an id that is not a UUID sorts last among rows of the same time.
         if *id_is_uuid {
             query.bind("after_id", Uuid::parse_str(&cursor.id).unwrap_or_default())
         } else {
@@ -65,6 +64,8 @@ impl Order {
 }
 
 const RUNS: Order = Order { time: "runs.created_at", id: "runs.id", id_is_uuid: true };
+/// Runs with a label, as SQLite finds them.
+const LABELLED: Order = Order { time: "l.created_at", id: "l.run_id", id_is_uuid: true };
 const AUDIT: Order = Order { time: "audit_log.at", id: "audit_log.id", id_is_uuid: true };
 const APPROVALS: Order = Order { time: "approvals.at", id: "approvals.call_id", id_is_uuid: true };
 /// The address of a delivery's run.
@@ -90,7 +91,7 @@ impl Store {
         if self.backend.dialect() == Dialect::Postgres {
             // The index finds what has a label and knows no order, which is fine for a rare label.
             // A common one is found among the newest.
-            let newest = RUNS.order(RUNS.after(query.clone(), page)).push(" LIMIT :newest");
+            let newest = RUNS.order(RUNS.after(query, page)).push(" LIMIT :newest");
             let newest = newest.prefixed_with("SELECT * FROM (").push(") AS runs WHERE true");
             let newest = RUNS.order(self.with_labels(newest.bind("newest", NEWEST), filter));
             let newest = newest.push(" LIMIT :limit").bind("limit", page.limit);
@@ -100,10 +101,11 @@ impl Store {
                 return Ok(records);
             }
         }
-        self.list(self.with_labels(query, filter), &RUNS, page).await
+        let (query, order) = self.labelled(&LIST_COLUMNS, tenant, filter).await?;
+        self.list(query, order, page).await
     }
 
-    /// Those of these runs that there are, as in a list; in no order.
+    /// The existing ones of these runs, with the columns of a list, in no particular order.
     pub async fn runs_of_ids(
         &self,
         tenant: &str,
@@ -115,7 +117,7 @@ impl Store {
         Ok(readable(&rows).collect())
     }
 
-    /// Runs that wait for child runs, at any depth, which have one of these statuses; newest first.
+    /// Runs that wait, directly or indirectly, for a child run with one of these statuses; newest first.
     pub async fn runs_above(
         &self,
         tenant: &str,
@@ -138,8 +140,8 @@ impl Store {
         self.list(above.bind("children", &*children), &RUNS, page).await
     }
 
-    /// So many of the newest runs, and of which of them the row or the last write has each of the
-    /// words somewhere, whatever the case of A to Z. Where in them is for the caller to see.
+    /// A page of the newest runs, and for each whether its row or its last write contains all words, ignoring the case
+    /// of ASCII letters. The caller has to find the exact positions.
     pub async fn search_runs(
         &self,
         tenant: &str,
@@ -147,8 +149,9 @@ impl Store {
         words: &[&str],
         page: &Page<RunCursor>,
     ) -> Result<Vec<SearchCandidate>, StoreError> {
-        let newest = RUNS.after(self.with_labels(filtered("*", tenant, filter), filter), page);
-        let newest = RUNS.order(newest).push(" LIMIT :limit").bind("limit", page.limit);
+        let (newest, order) = self.labelled("runs.*", tenant, filter).await?;
+        let newest = order.order(order.after(newest, page)).push(" LIMIT :limit");
+        let newest = newest.bind("limit", page.limit);
         let (is_in, c) = match self.backend.dialect() {
             Dialect::Postgres => ("strpos", " COLLATE \"C\""),
             Dialect::Sqlite => ("instr", ""),
@@ -188,7 +191,62 @@ impl Store {
         Ok(candidates)
     }
 
-    /// Adds the labels that are asked for.
+    /// A query for the runs that match a filter, and their order. SQLite finds runs with a label in the table of
+    /// labels, unless many runs have the label and another filter has an index.
+    async fn labelled(
+        &self,
+        columns: &str,
+        tenant: &str,
+        filter: &RunFilter,
+    ) -> Result<(Query, &'static Order), StoreError> {
+        let label = match self.backend.dialect() {
+            Dialect::Postgres => None,
+            Dialect::Sqlite => self.label_to_search(tenant, filter).await?,
+        };
+        let Some((key, value)) = label else {
+            return Ok((self.with_labels(filtered(columns, tenant, filter), filter), &RUNS));
+        };
+        let query = Query::new(format!(
+            "SELECT {columns} FROM run_labels l CROSS JOIN runs WHERE runs.id = l.run_id \
+             AND l.tenant = :tenant AND l.key = :key AND l.value = :value"
+        ));
+        let query = query.bind("key", key).bind("value", value);
+        let mut query = with_conditions(query, tenant, filter);
+        if filter.created_after.is_some() {
+            query = query.push(" AND l.created_at > :since");
+        }
+        if filter.created_before.is_some() {
+            query = query.push(" AND l.created_at < :until");
+        }
+        Ok((self.with_labels(query, filter), &LABELLED))
+    }
+
+    /// The first label of a filter that few runs have; otherwise the first label, unless another filter has an index.
+    async fn label_to_search<'f>(
+        &self,
+        tenant: &str,
+        filter: &'f RunFilter,
+    ) -> Result<Option<&'f (String, String)>, StoreError> {
+        for label in &filter.metadata {
+            let many = Query::new(
+                "SELECT 1 FROM run_labels WHERE tenant = :tenant AND key = :key AND value = :value \
+                 LIMIT 1 OFFSET :newest",
+            );
+            let many = many.bind("tenant", tenant).bind("key", &label.0).bind("value", &label.1);
+            let many = self.backend.read(Work::Lists, many.bind("newest", NEWEST)).await?;
+            if many.is_empty() {
+                return Ok(Some(label));
+            }
+        }
+        let has_index = filter.agent.is_some()
+            || filter.session_id.is_some()
+            || filter.parent_run_id.is_some()
+            || filter.status.is_some_and(|status| status != RunStatus::Completed)
+            || filter.termination_reason.as_ref().is_some_and(|reason| reason != "completed");
+        Ok(filter.metadata.first().filter(|_| !has_index))
+    }
+
+    /// Adds the conditions for the labels of a filter.
     fn with_labels(&self, mut query: Query, filter: &RunFilter) -> Query {
         for (number, (key, value)) in filter.metadata.iter().enumerate() {
             let (key_name, value_name) = (format!("key{number}"), format!("label{number}"));
@@ -242,7 +300,7 @@ impl Store {
         self.list(query, &AUDIT, page).await
     }
 
-    /// What runs of a tenant wait for or waited for, newest first.
+    /// Requests of a tenant's runs, pending and answered, newest first.
     pub async fn approvals(
         &self,
         tenant: &str,
@@ -260,8 +318,8 @@ impl Store {
         Ok(rows)
     }
 
-    /// How many of a page of [`Store::approvals`] have at most so many bytes as they are shown: one at
-    /// least, however large it is.
+    /// How many rows of a page of [`Store::approvals`] have at most `most_bytes` as they are shown; at least one,
+    /// however large it is.
     pub async fn approval_piece(
         &self,
         tenant: &str,
@@ -282,8 +340,7 @@ impl Store {
         Ok(Piece::of(sizes.into_iter(), most_bytes))
     }
 
-    /// What these runs wait for, by run, the newest request first; arguments of more than so many
-    /// bytes are null.
+    /// The pending requests of these runs, by run, newest first; arguments of more than `most_bytes` are null.
     pub async fn pending(
         &self,
         tenant: &str,
@@ -332,7 +389,7 @@ impl Store {
         self.list_as(Work::Data, query.bind("tenant", tenant), &KEYS, page).await
     }
 
-    /// One page. A row that cannot be read is left out, and one more is asked for in its place.
+    /// One page. Unreadable rows are skipped, and further rows are read in their place.
     async fn list<T: Record>(
         &self,
         query: Query,
@@ -362,7 +419,7 @@ impl Store {
     }
 }
 
-/// The columns of what runs wait for; arguments of more than `:most` bytes are null.
+/// The columns of requests; arguments of more than `:most` bytes are null.
 fn approval_columns() -> String {
     let written = ApprovalRequest::columns().into_iter().map(|column| column.name);
     let all = written.chain(["decided_at", "decided_by", "decision_reason", "resolution"]);
@@ -376,15 +433,15 @@ fn approval_columns() -> String {
     format!("{columns}, (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent")
 }
 
-/// Bytes of what a run waits for beside its texts, about.
+/// The approximate size of a request without its texts, in bytes.
 const APPROVAL: u64 = 1024;
 
-/// The sizes of the texts that can be large.
+/// The sizes of the texts of a request that can be large.
 const APPROVAL_SIZES: &str = "CAST(octet_length(approvals.arguments) AS bigint) AS arguments, \
      CAST(octet_length(approvals.reason) + octet_length(COALESCE(approvals.input, '')) \
      + octet_length(COALESCE(approvals.resolution, '')) AS bigint) AS others";
 
-/// What runs wait for, as far as a filter leaves it.
+/// A query for the requests that match a filter.
 fn approvals_where(columns: &str, tenant: &str, filter: &ApprovalFilter) -> Query {
     let query = Query::new(format!("SELECT {columns} FROM approvals WHERE "));
     // Those of one run are found by the run, whatever else is asked for.
@@ -404,7 +461,7 @@ fn approvals_where(columns: &str, tenant: &str, filter: &ApprovalFilter) -> Quer
         .and("approvals.kind <> :child", "child", filter.from_outside.then_some(WaitKind::Child))
 }
 
-/// The runs that a filter leaves, but for its labels.
+/// A query for the runs that match a filter, without its labels.
 fn filtered(columns: &str, tenant: &str, filter: &RunFilter) -> Query {
     with_conditions(Query::new(format!("SELECT {columns} FROM runs WHERE true")), tenant, filter)
 }
@@ -414,7 +471,7 @@ fn filtered(columns: &str, tenant: &str, filter: &RunFilter) -> Query {
 const IN_STATUS_INDEX: &str = " AND status IN \
     ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled')";
 
-/// Adds the conditions of a filter, but for its labels.
+/// Adds the conditions of a filter, without its labels.
 fn with_conditions(query: Query, tenant: &str, filter: &RunFilter) -> Query {
     // Running runs are few, in the index `runs_owned`; SQLite would look through all runs of the tenant instead.
     let is_running = filter.status == Some(RunStatus::Running);
@@ -440,7 +497,7 @@ fn with_conditions(query: Query, tenant: &str, filter: &RunFilter) -> Query {
         .and("runs.created_at < :until", "until", filter.created_before)
 }
 
-/// The rows that can be read; the others are reported.
+/// The readable rows; unreadable ones are logged.
 pub(super) fn readable<T: Record>(rows: &[Row]) -> impl Iterator<Item = T> {
     rows.iter().filter_map(|row| match T::read(row) {
         Ok(record) => Some(record),

@@ -1,6 +1,6 @@
-//! What earlier runs left: listing it, and forgetting it.
+//! Lists and deletes the observations of earlier runs.
 //!
-//! What fits a run's inputs is looked up in [`super::recall`].
+//! [`super::recall`] searches the ones that match a run's inputs.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -17,19 +17,19 @@ use super::{Page, RunCursor, Store, StoreError};
 use crate::event::{Act, AuditAction};
 use crate::run::Caller;
 
-/// Rows that one transaction deletes.
+/// Rows that one transaction deletes, at most.
 const BATCH: u32 = 1000;
 
-/// Which observations are meant.
+/// Which observations to list or delete.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryFilter {
     pub agent: Option<String>,
     pub session_id: Option<String>,
-    /// With all words of this text.
+    /// Only observations with all words of this text.
     pub text: Option<String>,
 }
 
-/// The identity of an observation: the run and the number of the event that left it.
+/// The id of an observation: the run, and the number of the observed event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObservationId {
     pub run_id: Uuid,
@@ -58,7 +58,7 @@ impl Observation {
 }
 
 impl Store {
-    /// What this tenant's runs left, newest first.
+    /// The observations of this tenant's runs, newest first.
     pub async fn memory(
         &self,
         tenant: &str,
@@ -106,7 +106,7 @@ impl Store {
         rows.iter().map(Record::read).collect()
     }
 
-    /// Forgets one observation of this tenant, and records that; how many there were.
+    /// Deletes one observation of this tenant, and records that; returns the number of deleted rows.
     pub async fn forget(&self, caller: &Caller, id: ObservationId) -> Result<u64, StoreError> {
         let delete = Query::new(
             "DELETE FROM observations WHERE run_id = :run AND seq = :seq AND tenant = :tenant \
@@ -117,8 +117,8 @@ impl Store {
         self.forget_rows(caller, delete.bind("tenant", &caller.tenant), details).await
     }
 
-    /// Forgets what this agent's runs of the tenant left until that instant, and records that; how
-    /// many rows. `session` narrows it to one session.
+    /// Deletes the observations of this agent's runs until that instant, and records that; returns the number of
+    /// deleted rows. `session` restricts this to one session.
     pub async fn forget_agent(
         &self,
         caller: &Caller,

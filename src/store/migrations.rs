@@ -19,7 +19,7 @@ macro_rules! embedded {
                 ))),
                 false,
             )),+]);
-            // What a newer version has added does not concern this one; see `refuse_too_far_ahead`.
+            // Ignore migrations of a newer version; see `refuse_too_far_ahead`.
             migrator.set_ignore_missing(true);
             migrator
         })

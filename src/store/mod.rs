@@ -37,7 +37,7 @@ mod recall;
 mod replicas;
 mod retention;
 pub mod rows;
-mod running;
+mod run_limits;
 mod runs;
 mod secrets;
 mod sessions;
@@ -73,12 +73,12 @@ pub use journal::{JournalPiece, Piece};
 pub use keys::{AdminKeys, KeyStored, Revocation, Revoked};
 pub use memory::{MemoryFilter, ObservationId};
 pub use observations::KINDS as OBSERVATION_KINDS;
-pub use ownership::{CancelOutcome, GivenBack};
+pub use ownership::{CancelOutcome, Requeue};
 pub use queue::Claimant;
 pub use rate_limit::{RateLimit, Taken};
 pub use replicas::{Swept, Watch};
 pub use rows::*;
-pub use running::{LimitReached, RunLimits, RunPlace, Running};
+pub use run_limits::{LimitReached, RunCounts, RunLimits, RunReservation};
 pub use tables::{
     ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, Delivery, IdempotentRun, IterationRecord,
     ListedSession, Observation, RunRecord, SearchCandidate, SessionRecord, SessionRunRecord,
@@ -99,7 +99,7 @@ const WRITE_CHECK_VALID_FOR: Duration = Duration::from_millis(250);
 /// What can go wrong with the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It cannot be reached, timed out, or is restarting; the same call may succeed later.
+    /// The store cannot be reached, timed out, or is restarting; the same call may succeed later.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
     /// The database rolled the transaction back because of a concurrent one; the same call may succeed
@@ -109,10 +109,10 @@ pub enum StoreError {
     /// Another process holds the embedded database.
     #[error("{0}")]
     Locked(String),
-    /// A statement was refused or a row cannot be read; trying again will not help.
+    /// A statement was refused or a row cannot be read; a retry does not help.
     #[error("the store failed: {0}")]
     Failed(String),
-    /// An entry of a journal is damaged, or of a version that this one does not know.
+    /// An event of a journal is damaged, or was written by an unknown version.
     #[error("event {seq} of run {run} cannot be read: {why}")]
     UnreadableEvent {
         /// The run.
@@ -148,27 +148,27 @@ pub enum WriteOutcome {
     Committed,
     /// This replica no longer owns the run: nothing of it was written.
     Fenced,
-    /// It would end a run that was asked to cancel, in another way: nothing of it was written.
+    /// It would end a run with a cancel request in another way: nothing of it was written.
     Cancelling,
-    /// A new run's id, its idempotency key or its session is taken: nothing of it was written.
-    /// Which of them is not said; a caller asks [`Store::idempotent_run`] and [`Store::session`].
+    /// A new run's id, its idempotency key or its session is taken: nothing of it was written. To find out which
+    /// of them, use [`Store::idempotent_run`] and [`Store::session`].
     IdTaken,
 }
 
-/// A hint that something changed; the receiver asks the store for what.
+/// A hint that something changed; the receiver reads the changes from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wakeup {
     /// A run was queued.
     Queue,
-    /// A running run was asked to cancel.
+    /// The cancellation of a running run was requested.
     Cancel(Uuid),
     /// A key was revoked.
     Keys,
-    /// Hints may have been lost: ask for everything.
+    /// Hints may have been lost: read everything.
     Resync,
 }
 
-/// What a database says about itself.
+/// Information about a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatabaseInfo {
     /// Product and version, e.g. `PostgreSQL 17.2`.
@@ -177,13 +177,12 @@ pub struct DatabaseInfo {
     pub applied: usize,
     /// Migrations that this version knows.
     pub known: usize,
-    /// Its clock, where that is not this machine's.
+    /// The time of its clock; `None` if it uses the clock of this machine.
     pub now: Option<DateTime<Utc>>,
 }
 
 impl DatabaseInfo {
-    /// Whether the schema is more than one step ahead of this version: only what the next version adds
-    /// is made so that this one can do without it.
+    /// Whether the schema is more than one version ahead: a version can only work with the schema of the next one.
     pub fn is_too_far_ahead(&self) -> bool {
         self.applied > self.known + 1
     }
@@ -192,9 +191,9 @@ impl DatabaseInfo {
 /// Connections to the database.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ConnectionCounts {
-    /// At work.
+    /// Connections in use.
     pub used: usize,
-    /// Open, and free for work.
+    /// Open connections that are not in use.
     pub idle: usize,
 }
 
@@ -211,9 +210,9 @@ impl std::iter::Sum for ConnectionCounts {
 pub struct Store {
     backend: Box<dyn Backend>,
     definitions: Definitions,
-    /// The last counts of tool calls; locked by the request for which they are being counted.
+    /// The last counts of tool calls; locked while a request counts them.
     counting: Mutex<Option<stats::Counted>>,
-    /// When the database was last asked whether it takes writes, and the answer.
+    /// The time and the result of the last check whether the database accepts writes.
     write_check: Mutex<Option<(Instant, Result<(), String>)>>,
 }
 
@@ -226,7 +225,7 @@ impl Store {
         Self { backend, definitions, counting: Mutex::default(), write_check: Mutex::default() }
     }
 
-    /// The same store, and the plans of what it reads from now on.
+    /// The same store, and the query plans of all later reads.
     #[cfg(debug_assertions)]
     #[must_use]
     pub fn explaining(self) -> (Self, Arc<parking_lot::Mutex<Vec<String>>>) {
@@ -254,7 +253,7 @@ impl Store {
         migrations::refuse_too_far_ahead(&self.about().await?)
     }
 
-    /// Whether the store answers, takes writes and has an up-to-date schema.
+    /// Checks that the store answers, accepts writes and has an up-to-date schema.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let about = self.about().await?;
         if about.applied < about.known {
@@ -270,11 +269,11 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the database takes writes and has room for them; asked where commits fail. The database
-    /// is asked for one request at a time, and its answer is reused for [`WRITE_CHECK_VALID_FOR`].
+    /// Checks that the database accepts writes and has disk space for them; used after failed commits. One check
+    /// runs at a time, and its result is reused for [`WRITE_CHECK_VALID_FOR`].
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] where it does not.
+    /// [`StoreError::Unavailable`] if it does not.
     pub async fn check_writable(&self) -> Result<(), StoreError> {
         let mut last = self.write_check.lock().await;
         if let Some((at, outcome)) = &*last
@@ -295,7 +294,7 @@ impl Store {
         self.ping().await?;
         if self.backend.only_replicas().is_none() {
             let mut tx = self.backend.begin(Work::Control).await?;
-            // More than fits on a page, and hardly compressible; rolled back.
+            // Larger than a page and hardly compressible; the insert is rolled back.
             let write = Query::new(
                 "INSERT INTO run_events (run_id, seq, first_seq, epoch, at, events) \
                  SELECT :run, 1, 1, 0, {now}, string_agg(md5(random()::text), '') \
@@ -312,7 +311,7 @@ impl Store {
         rows.first().map_or_else(|| Ok(clock::now()), |row| row.read("now"))
     }
 
-    /// What the database says about itself; changes nothing.
+    /// Information about the database; changes nothing.
     pub async fn about(&self) -> Result<DatabaseInfo, StoreError> {
         self.backend.about().await
     }
@@ -328,15 +327,13 @@ impl Store {
     }
 }
 
-/// Opens the store of a URL: `sqlite://path`, or `postgres://…`, for which alone the rest is:
-/// `max_connections`, and whether the URL is that of a pooler that gives a connection to each
-/// transaction anew.
+/// Opens the store of a URL: `sqlite://path` or `postgres://…`. The other parameters are for PostgreSQL only:
+/// `max_connections`, and whether the URL is that of a pooler in transaction mode.
 ///
 /// # Errors
-/// [`StoreError::Locked`] where another process has the SQLite file open,
-/// [`StoreError::Unavailable`] where no server answers, [`StoreError::Failed`] for a file that cannot
-/// be made or is no database, a login that is refused and a URL that is not valid. No message
-/// repeats the URL, which may hold a password.
+/// [`StoreError::Locked`] if another process has the SQLite file open, [`StoreError::Unavailable`] if no server
+/// answers, [`StoreError::Failed`] for a file that cannot be created or is not a database, a refused login, and
+/// an invalid URL. No message repeats the URL, because it may contain a password.
 pub async fn open(
     url: &str,
     max_connections: u32,
@@ -345,10 +342,10 @@ pub async fn open(
     open_with_lists(url, max_connections, transaction_pooler, None).await
 }
 
-/// The same; lists of a PostgreSQL database are read from a copy of it, where there is one.
+/// Like [`open`], but reads lists of a PostgreSQL database from the standby at `read_url`, if given.
 ///
 /// # Errors
-/// Those of [`open`]. The copy need not be there.
+/// Those of [`open`]. The standby may be unavailable.
 pub async fn open_with_lists(
     url: &str,
     max_connections: u32,

@@ -1,9 +1,8 @@
-//! What later runs may recall of a run: its events in a few words each.
+//! Observations of a run that later runs may recall: short texts of its events.
 //!
-//! Text that the model or a tool marked as private is left out, what looks like
-//! a secret is removed, and what is left is cut to size. Words of a query are taken from it
-//! one by one, so that nothing in a text is ever syntax. Whether a run is observed at all is
-//! decided where it is started.
+//! Text that the model or a tool marked as private is omitted, apparent secrets are removed, and the rest is
+//! shortened. Words of a query are extracted one by one, so that a text is never parsed as query syntax. Whether
+//! a run is observed is decided when it is started.
 
 use std::collections::HashSet;
 
@@ -45,7 +44,7 @@ const STOP_WORDS: [&str; 46] = [
 /// The name of the tags around private text.
 const PRIVATE: &str = "private";
 
-/// What is kept of an event of an observed run, if anything.
+/// The observation of an event; `None` if there is none, or if the run is not observed.
 pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation> {
     let origin = write.origin.as_ref();
     if !origin.is_observed {
@@ -59,7 +58,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         }
         RunEvent::ModelResponded(response) => (MODEL_RESPONSE, response.message.text.clone()),
         RunEvent::RunCompleted(ending) => (MODEL_RESPONSE, output_text(&ending.outcome)),
-        // What was recalled or read of a skill is known already.
+        // Recalled memories and skills are stored already.
         RunEvent::ToolCallCompleted(call)
             if ["recall", "use_skill"].contains(&call.tool.as_str()) =>
         {
@@ -123,7 +122,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
     })
 }
 
-/// What the run was asked.
+/// The input of the run.
 fn input_text(turns: &[Turn]) -> String {
     match turns.last() {
         Some(Turn::User(text)) => text.clone(),
@@ -131,13 +130,13 @@ fn input_text(turns: &[Turn]) -> String {
     }
 }
 
-/// An output in words: the text where it is one, else its JSON.
+/// An output as text: the string itself if it is one, otherwise its JSON.
 fn output_text(outcome: &Outcome) -> String {
     let Outcome::Completed { output, .. } = outcome else { return String::new() };
     text_of(output).map_or_else(|| output.to_string(), str::to_owned)
 }
 
-/// A call in short; its arguments are those of its audit record, which has no secrets.
+/// A call as a short text; its arguments are those of its audit record, which contains no secrets.
 fn call_text(write: &RunWrite, call: &ToolCallCompleted) -> String {
     let audited = write.audit.iter().find(|record| record.call_id == call.call_id);
     let arguments = audited.map(|record| without_private(&record.arguments)).unwrap_or_default();
@@ -145,14 +144,13 @@ fn call_text(write: &RunWrite, call: &ToolCallCompleted) -> String {
     format!("{} {} {outcome}: {}", call.tool, cut(&arguments, MAX_ARGUMENTS), call.content)
 }
 
-/// A text as it is kept.
+/// A text as it is stored.
 fn presentable(text: &str) -> String {
     let text = without_private(text).replace('\0', "");
     cut(redacted(&text).trim(), MAX_CONTENT)
 }
 
-/// A text without what stands between the tags, which may be nested; one that is never closed
-/// reaches to the end.
+/// Removes the text between private tags, which may be nested. An unclosed tag extends to the end of the text.
 fn without_private(mut text: &str) -> String {
     let mut public = String::with_capacity(text.len());
     let mut depth = 0_usize;
@@ -182,8 +180,8 @@ enum Tag {
 }
 
 impl Tag {
-    /// The tag that a text begins with, and its length. When in doubt it opens and does not close: it
-    /// opens with whatever stands behind the name, and closes with white space at most.
+    /// The tag at the beginning of a text, and its length. In doubt, a tag opens: an opening tag may have any text
+    /// after its name, a closing tag only white space.
     fn at(text: &str) -> Option<(Self, usize)> {
         let rest = text.strip_prefix('<')?.trim_start();
         let (tag, rest) = match rest.strip_prefix('/') {

@@ -1,7 +1,7 @@
-//! The webhook events of a write: the rows of the outbox beside its events.
+//! The webhook deliveries of a write: rows of the outbox.
 //!
-//! A row is written with its event, by the same statement. It names the event and not its content,
-//! so that what is sent is made of the journal. Nothing here is sent.
+//! A row is written in the same statement as its event. It refers to the event, so that the body is made from the
+//! journal. Deliveries are sent elsewhere.
 
 use chrono::TimeDelta;
 use sha2::{Digest, Sha256};
@@ -16,14 +16,14 @@ use crate::event::{Event, RunEvent};
 pub(super) const RETRY_PERIOD: TimeDelta = TimeDelta::days(1);
 
 impl RunWrite {
-    /// Whether it is sent to the receiver of a webhook.
+    /// Whether the write has events for the receiver of a webhook.
     pub fn fills_outbox(&self) -> bool {
         deliveries(self).next().is_some()
     }
 }
 
-/// What is sent to the receiver of a run's webhook: the states of the run and what it asks of
-/// people. For a child run, only the latter: the events of its parent tell its state.
+/// The events for the receiver of a run's webhook: changes of the run's state, and requests to approvers. For a
+/// child run, only the requests: its parent's events report its state.
 pub(super) fn deliveries(write: &RunWrite) -> impl Iterator<Item = NewDelivery> {
     let origin = write.origin.as_ref();
     origin.webhook.iter().flat_map(move |url| {

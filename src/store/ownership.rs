@@ -1,7 +1,6 @@
-//! Who drives a run: cancel requests, giving runs back.
+//! The ownership of runs: cancel requests, and returning runs to the queue.
 //!
-//! An orphaned run is requeued, and nothing is decided here: the replica that claims it asks the
-//! run's state machine.
+//! An orphaned run is only requeued here. The replica that claims it asks the run's state machine what to do.
 
 use std::time::Duration;
 
@@ -16,28 +15,28 @@ use super::tables::{Record, ids};
 use super::{RunRecord, Store, StoreError, Wakeup};
 use crate::event::{Act, AuditAction};
 
-/// What a cancel request met.
+/// The outcome of a cancel request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CancelOutcome {
-    /// It was over already; unchanged.
+    /// The run had ended already and is unchanged.
     AlreadyEnded(RunRecord),
-    /// It is to be cancelled: by its owner where it is running, else by the replica that claims it.
+    /// The run will be cancelled: by its owner if it is running, otherwise by the replica that claims it.
     Requested(RunRecord),
 }
 
 /// How a run goes back to the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GivenBack {
+pub enum Requeue {
     /// It can be claimed at once.
     AtOnce,
-    /// It can be claimed after a pause: this replica is at fault.
+    /// It can be claimed after a pause, because this replica cannot drive it now.
     After(Duration),
-    /// A crash is counted; it waits a second for each that was counted before, a minute at most.
+    /// A crash is counted. The run waits one second per earlier crash, one minute at most.
     Crashed,
 }
 
 impl Store {
-    /// What runs of all tenants wait for from outside.
+    /// How many requests of parked runs of all tenants are pending, without those that a child run answers.
     pub async fn pending_approvals(&self) -> Result<u64, StoreError> {
         let count = Query::new(
             "SELECT count(*) AS pending FROM approvals WHERE status = 'pending' AND kind <> 'child'",
@@ -46,8 +45,8 @@ impl Store {
         rows.first().map_or(Ok(0), |row| row.read("pending"))
     }
 
-    /// Asks a run to cancel, and every run that it started, and that those started. A run without
-    /// an owner is queued for [`Store::claim_cancelled`]. `None`: no such run.
+    /// Requests the cancellation of a run and of all its descendants. A run without an owner is queued for
+    /// [`Store::claim_cancelled`]. `None`: no such run.
     pub async fn request_cancel(
         &self,
         tenant: &str,
@@ -112,21 +111,21 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// `None`: it has ended, or there is no such run.
+    /// Asks one run to cancel, unless it has ended.
     pub(super) async fn cancel_one(
         &self,
         tenant: &str,
         run: Uuid,
         reason: Option<&str>,
-    ) -> Result<Option<RunRecord>, StoreError> {
+    ) -> Result<(), StoreError> {
         let rows = self.backend.write(Work::Control, cancel(tenant, run, reason)).await?;
         if !rows.is_empty() {
             self.backend.hint(Wakeup::Cancel(run)).await;
         }
-        rows.first().map(Record::read).transpose()
+        Ok(())
     }
 
-    /// Running runs of this owner that were asked to cancel, with the reason.
+    /// Running runs of this owner with a cancel request, with its reason.
     pub async fn cancel_requests(
         &self,
         owner: &str,
@@ -139,7 +138,7 @@ impl Store {
         rows.iter().map(|row| Ok((row.read("id")?, row.read("cancel_reason")?))).collect()
     }
 
-    /// Puts this owner's running runs back into the queue; no crash is counted. How many.
+    /// Puts this owner's running runs back into the queue without counting a crash; returns their number.
     pub async fn release(&self, owner: &str) -> Result<u64, StoreError> {
         let release = Query::new(
             "UPDATE runs SET status = 'queued', owner = NULL, available_at = {now} \
@@ -158,19 +157,19 @@ impl Store {
         rows.iter().map(|row| Ok((row.read("id")?, row.read("epoch")?))).collect()
     }
 
-    /// Puts a running run back into the queue, if this owner still has it under this epoch; whether
-    /// it had.
+    /// Puts a running run back into the queue, if this owner still has it under this epoch; returns whether it
+    /// had.
     pub async fn give_back(
         &self,
         owner: &str,
         run: Uuid,
         epoch: i64,
-        how: GivenBack,
+        how: Requeue,
     ) -> Result<bool, StoreError> {
         let (crashes, pause) = match how {
-            GivenBack::AtOnce => (0_i64, Duration::ZERO),
-            GivenBack::After(pause) => (0, pause),
-            GivenBack::Crashed => (1, Duration::from_secs(1)),
+            Requeue::AtOnce => (0_i64, Duration::ZERO),
+            Requeue::After(pause) => (0, pause),
+            Requeue::Crashed => (1, Duration::from_secs(1)),
         };
         let give_back = Query::new(
             "UPDATE runs SET status = 'queued', owner = NULL, \

@@ -1,10 +1,11 @@
 //! The store on PostgreSQL: any number of replicas share one database.
 //!
-//! Commits, reads and control (claims, heartbeats, cancelling) have connections of their own, so
-//! that slow lists cannot delay a commit, nor full queues a heartbeat. Leases follow the database's
-//! clock. Plans are kept simple on purpose. Every statement is written for index look-ups, so
-//! sequential scans, which a planner without statistics chooses for a table that is still small and
-//! keeps when it has grown, are off; and the commit statement is planned once per connection.
+//! Commits, reads and control (claims, heartbeats, cancellation) have connections of their own, so that slow lists
+//! do not delay commits or heartbeats. Leases follow the database's clock.
+//!
+//! Every statement is written for index look-ups. Sequential scans are disabled, because a planner without
+//! statistics chooses them for a small table and keeps them when the table has grown. The commit statement is
+//! planned once per connection.
 
 mod commit;
 mod connections;
@@ -36,7 +37,7 @@ const COMMIT_CONNECTIONS: usize = 3;
 /// Connections for claims, heartbeats, cancelling and the sweep.
 const CONTROL_CONNECTIONS: usize = 3;
 
-/// The server drops a connection whose other end is gone, and what it has locked.
+/// With these settings, the server closes a connection whose client is gone, and releases its locks.
 const KEEPALIVE: [(&str, &str); 3] =
     [("tcp_keepalives_idle", "5"), ("tcp_keepalives_interval", "2"), ("tcp_keepalives_count", "3")];
 const SESSION: [(&str, &str); 5] = [
@@ -46,7 +47,7 @@ const SESSION: [(&str, &str); 5] = [
     ("jit", "off"),
     ("enable_seqscan", "off"),
 ];
-/// For the commit statement.
+/// Additional settings of connections for the commit statement.
 const PLANNED_ONCE: [(&str, &str); 3] = [
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_hashjoin", "off"),
@@ -58,7 +59,7 @@ pub(super) struct Postgres {
     options: PgConnectOptions,
     commits: Connections,
     reads: Connections,
-    /// Answers lists, if there is one.
+    /// The standby for lists, if configured.
     standby: Option<Standby>,
     control: Connections,
     wakeups: Wakeups,
@@ -66,16 +67,14 @@ pub(super) struct Postgres {
 }
 
 impl Postgres {
-    /// Connects once, to find out whether the database can be reached.
+    /// Connects once, to check that the database can be reached.
     ///
-    /// `max_connections` is the sum over all purposes, the listener included; at least 9 are used.
-    /// Through a transaction pooler nothing belongs to a connection: no settings, no listener, and
-    /// no lock under which the schema could be changed. Lists are read where `read_url` says, with as
-    /// many connections again.
+    /// `max_connections` is the sum over all purposes, including the listener; at least 9 are used. With a transaction
+    /// pooler, connections have no state: there are no session settings, no listener, and no lock for changing
+    /// the schema. Lists are read from `read_url`, if given, with additional connections.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] for a URL that is not valid or a login that is refused,
-    /// [`StoreError::Unavailable`] where no server answers.
+    /// [`StoreError::Failed`] for an invalid URL or a refused login, [`StoreError::Unavailable`] if no server answers.
     pub(super) async fn connect(
         url: &str,
         max_connections: u32,
@@ -113,7 +112,7 @@ impl Postgres {
         Ok(store)
     }
 
-    /// Why there is no first connection, with the address that was tried.
+    /// Adds the address to the error of the first connection.
     fn with_address(&self, error: StoreError) -> StoreError {
         let StoreError::Unavailable(why) = error else { return error };
         let (host, port) = (self.options.get_host(), self.options.get_port());
@@ -201,7 +200,7 @@ impl Backend for Postgres {
             let about = self.about().await?;
             return if about.applied < about.known { Err(not_through_a_pooler()) } else { Ok(()) };
         }
-        // Without the limits of a session: a migration may take its time, and waits for another's.
+        // Without timeouts of the session: a migration may take long, and waits for that of another process.
         let mut connection = PgConnection::connect_with(&self.options).await?;
         let migrated = MIGRATIONS.run_direct(None, &mut connection, false).await;
         migrated.map_err(|error| {

@@ -1,10 +1,9 @@
-//! Turns the writes of runs into the rows that change: pure, the same for both databases.
+//! Computes the rows that change from the writes of runs: pure functions, the same for both databases.
 //!
-//! Events become journal rows as they are; beside them stand the rows that are listed, filtered and
-//! counted. Payloads are not copied: a tool call's row holds the numbers of the events that have
-//! its arguments and its result ([`attach_payloads`] joins them again). Rows that one batch inserts
-//! and changes are merged, so that a whole iteration is one insert per row. Nothing here knows SQL,
-//! and nothing here decides what a run does next.
+//! Events are stored unchanged as journal rows. Other rows are for listing, filtering and counting. Payloads are
+//! not copied: a tool call's row holds the numbers of the events with its arguments and its result
+//! ([`attach_payloads`] joins them again). Inserts and changes of the same row in one batch are merged. There is
+//! no SQL here, and no decision about what a run does next.
 
 mod calls;
 mod journal;
@@ -29,7 +28,7 @@ use super::tables::{
 };
 use super::{ApprovalStatus, RunWrite, StoreError};
 use crate::clock::beginning;
-use crate::event::{Event, InputAsked, ModelResponded, RunEvent};
+use crate::event::{Event, InputRequired, ModelResponded, RunEvent};
 use crate::message::Usage;
 use crate::run::{Caller, RunStatus};
 
@@ -42,26 +41,26 @@ pub struct Changes {
     pub journal: Vec<JournalRow>,
     /// One per model response.
     pub iterations: Vec<IterationRecord>,
-    /// What models took, by run.
+    /// The usage of models, by run.
     pub usage: Vec<(Uuid, UsageSum)>,
-    /// Calls of tools: inserted where the proposal is there, else changed.
+    /// Tool calls: inserted if they have a proposal, otherwise changed.
     pub calls: Vec<CallChange>,
     /// The audit log.
     pub audit: Vec<AuditRow>,
-    /// What later runs may recall.
+    /// Observations that later runs may recall.
     pub observations: Vec<Observation>,
-    /// What is asked for.
+    /// Requests to callers, approvers and child runs.
     pub approvals: Vec<ApprovalRequest>,
     /// The webhook events.
     pub deliveries: Vec<NewDelivery>,
-    /// Runs that end while they may be waiting for something: their unanswered requests are void.
+    /// Runs that have ended and may have pending requests, which become void.
     pub voided: Vec<Uuid>,
 }
 
-/// The rows that a batch changes. Writing a whole journal as one write gives the rows as rebuilt.
+/// The rows that a batch changes. One write with a whole journal gives the same rows as many small writes.
 ///
 /// # Errors
-/// [`StoreError::Failed`] for a write without events, and where a value cannot be written as JSON.
+/// [`StoreError::Failed`] for a write without events, and if a value cannot be encoded as JSON.
 pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
     let mut changes = Changes::default();
     for write in batch {
@@ -93,8 +92,7 @@ pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
     Ok(changes)
 }
 
-/// Adds the approvals that a write requests. A run that completes waits for nothing; any other end
-/// voids what is open.
+/// Adds the requests of a write. Any end but completion voids pending requests; a completed run has none.
 fn add_approvals(write: &RunWrite, changes: &mut Changes) {
     let ending = write.events.last().and_then(|event| event.what.ending());
     let status = if ending.is_some() { ApprovalStatus::Void } else { ApprovalStatus::Pending };
@@ -115,7 +113,7 @@ fn add_approvals(write: &RunWrite, changes: &mut Changes) {
                 at: event.at,
                 expires_at: awaited.expires_at,
                 child_run_id: awaited.child_run_id,
-                input: awaited.input.as_deref().map(InputAsked::shown),
+                input: awaited.input.as_deref().map(InputRequired::shown),
                 status,
             });
         }
@@ -144,7 +142,7 @@ fn iteration(event: &Event, response: &ModelResponded) -> IterationRecord {
     }
 }
 
-/// What models took in a write. A run counts for a model with the first response.
+/// The usage of models in a write. A run counts for a model once, with the model's first response.
 fn usage_sums(write: &RunWrite) -> impl Iterator<Item = (Uuid, UsageSum)> {
     let mut models = BTreeMap::<String, (u32, Usage)>::new();
     for event in &write.events {

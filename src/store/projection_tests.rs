@@ -76,6 +76,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         replaced: None,
         child_run_id: None,
         reconciled: None,
+        found_out: false,
     })
 }
 

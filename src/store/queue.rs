@@ -1,7 +1,7 @@
-//! The queue of runs: how long it is, whose turn it is, and what changes in a run that is taken.
+//! The queue of runs: its length, the order of claims, and what a claim changes in a run.
 //!
-//! A run is claimed only by a version of the service that can read what has been written of it: its
-//! row has the newest format of those that have owned it.
+//! A run is claimed only by a version of the service that can read its journal: the run's row has the newest
+//! format of all versions that have owned the run.
 
 use std::time::Duration;
 
@@ -10,24 +10,27 @@ use uuid::Uuid;
 
 use super::backend::Work;
 use super::listing::readable;
-use super::sql::Query;
-use super::tables::{Record, ids};
-use super::{ClaimedRun, FORMAT, Running, Store, StoreError};
+use super::sql::{Query, Row};
+use super::tables::ids;
+use super::{ClaimedRun, FORMAT, RunCounts, Store, StoreError};
 use crate::clock;
 
-/// Tenants that one statement looks for.
+/// Tenants that one statement returns, at most.
 const MAX_TENANTS: u32 = 64;
-/// How often one claim looks for tenants with runs that may be taken.
+/// How often one claim looks for tenants with claimable runs, at most.
 const MAX_LOOKS: u32 = 4;
-/// How long a claim waits for places of a tenant that are being taken.
+/// How long a claim waits for the lock of a tenant.
 const MAX_WAIT: Duration = Duration::from_millis(250);
+/// A run that waits for nothing else than a replica is due within this time, unless the clock was set back: no
+/// pause before another claim is longer than a minute.
+const MAX_PAUSE: Duration = Duration::from_mins(2);
 
-/// Who takes runs from the queue.
+/// The replica that claims runs from the queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'c> {
     /// The replica that owns them from then on.
     pub owner: &'c str,
-    /// Runs that it does not take.
+    /// Runs that it does not claim.
     pub excluded: &'c [Uuid],
 }
 
@@ -37,7 +40,7 @@ impl<'c> From<&'c str> for Claimant<'c> {
     }
 }
 
-/// Runs that wait for a replica and for nothing else, as their index has it.
+/// The condition for runs that wait for a replica and for nothing else; the same as that of their index.
 macro_rules! waits_for_replica {
     ($table:literal) => {
         concat!(
@@ -53,7 +56,7 @@ macro_rules! waits_for_replica {
     };
 }
 
-/// Runs that wait for their session, as their index has it.
+/// The condition for runs that wait for their session; the same as that of their index.
 macro_rules! waits_for_session {
     ($table:literal) => {
         concat!($table, "status = 'queued' AND ", $table, "session_place <> 'holds'")
@@ -63,7 +66,8 @@ macro_rules! waits_for_session {
 /// The columns of a claimed run.
 macro_rules! returning_claimed {
     () => {
-        " RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
+        " RETURNING *, COALESCE((SELECT body FROM definitions WHERE hash = definition_hash), '') \
+         AS definition"
     };
 }
 
@@ -81,7 +85,7 @@ impl Store {
         rows.first().map_or(Ok(0), |row| row.read("queued"))
     }
 
-    /// Since when the oldest queued run of all tenants could have been taken, if there is one.
+    /// Since when the oldest queued run of all tenants has been claimable; `None` if no run is queued.
     pub async fn oldest_queued(&self) -> Result<Option<DateTime<Utc>>, StoreError> {
         let oldest = Query::new(concat!(
             "SELECT (SELECT min(available_at) FROM runs WHERE ",
@@ -96,27 +100,26 @@ impl Store {
         Ok(oldest.into_iter().flatten().min())
     }
 
-    /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits
-    /// for its session is taken when no run holds the session and no other run waits before it; then it
-    /// holds the session. A run whose row cannot be read is taken and left out of the result.
+    /// Claims up to `limit` queued runs: sets status and owner, and raises the epoch. A run that waits for its
+    /// session is claimed when no run holds the session and no other run waits before it; then it holds the
+    /// session. A run whose row cannot be read is parked.
     ///
-    /// Tenants take turns, beginning with the one behind `last_served`, so that none waits for
-    /// all the runs of another; the runs of one tenant are taken by priority, and
-    /// then in the order of their acceptance, or of the time before which they may not begin.
-    /// A session has its own order, without priorities.
-    /// Runs for which the limits leave no room, given what is `running`, are skipped.
+    /// Tenants are served round-robin, beginning with the one after `last_served`. The runs of one tenant are
+    /// claimed by priority, then in the order of acceptance or of the time before which they may not begin.
+    /// A session has its own order, without priorities. Runs that would exceed a limit, given the counts in
+    /// `running`, are skipped.
     ///
     /// Afterwards `last_served` is the tenant after which the next claim begins. If there are many tenants
-    /// whose runs cannot be taken, a claim skips some of them, and the next claim the others.
+    /// without claimable runs, one claim looks at some of them, and the next claim at the others.
     ///
     /// # Errors
-    /// [`StoreError`] where nothing was taken.
+    /// [`StoreError`] if no run was claimed.
     pub async fn claim_within<'c>(
         &self,
         claimant: impl Into<Claimant<'c>>,
         limit: u32,
         last_served: &mut String,
-        running: &mut Running,
+        running: &mut RunCounts,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
         let claimant = claimant.into();
         let mut first: Option<String> = None;
@@ -145,13 +148,13 @@ impl Store {
         Ok(Vec::new())
     }
 
-    /// Takes up to `limit` queued runs of these tenants, who take turns.
+    /// Claims up to `limit` queued runs of these tenants, round-robin.
     async fn claim_in_turn(
         &self,
         claimant: Claimant<'_>,
         limit: u32,
         mut tenants: Vec<String>,
-        running: &mut Running,
+        running: &mut RunCounts,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
         let mut claimed: Vec<ClaimedRun> = Vec::new();
         let mut left = limit;
@@ -163,40 +166,40 @@ impl Store {
                     break;
                 }
                 let wanted = share.min(left);
-                let taken = if running.is_unlimited() {
-                    self.claimed(claim_of(claimant, &tenant, wanted, &[])).await
+                let claim = if running.is_unlimited() {
+                    self.claimed(claimant.owner, claim_of(claimant, &tenant, wanted, &[])).await
                 } else {
-                    self.claim_with_places(claimant, &tenant, wanted, running).await
+                    self.claim_within_limits(claimant, &tenant, wanted, running).await
                 };
-                let taken = match taken {
-                    Ok(taken) => taken,
-                    // What was taken is driven; the next claim meets the same error.
+                let batch = match claim {
+                    Ok(batch) => batch,
+                    // The claimed runs are driven; the next claim gets the same error.
                     Err(_) if !claimed.is_empty() => return Ok(claimed),
                     Err(error) => return Err(error),
                 };
-                let count = u32::try_from(taken.len()).unwrap_or(u32::MAX);
+                let count = u32::try_from(batch.len()).unwrap_or(u32::MAX);
                 left = left.saturating_sub(count);
                 if count == wanted {
                     have_more.push(tenant);
                 }
-                claimed.extend(taken);
+                claimed.extend(batch);
             }
             tenants = have_more;
         }
         Ok(claimed)
     }
 
-    /// Takes up to `limit` queued runs of one tenant for which there are places: they are counted and
-    /// taken under the lock of the tenant.
-    async fn claim_with_places(
+    /// Claims up to `limit` queued runs of one tenant within the limits: counts and claims them under the lock of
+    /// the tenant.
+    async fn claim_within_limits(
         &self,
         claimant: Claimant<'_>,
         tenant: &str,
         limit: u32,
-        running: &mut Running,
+        running: &mut RunCounts,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
         let mut claimed: Vec<ClaimedRun> = Vec::new();
-        if running.room(tenant) == 0 {
+        if running.claimable(tenant) == 0 {
             running.has_held_back = true;
             return Ok(claimed);
         }
@@ -208,19 +211,26 @@ impl Store {
         running.recount(&mut *tx, tenant).await?;
         let mut left = limit;
         while left > 0 {
-            let (wanted, full_keys) = (left.min(running.room(tenant)), running.full_keys(tenant));
+            let (wanted, full_keys) =
+                (left.min(running.claimable(tenant)), running.full_keys(tenant));
             running.has_held_back |= wanted == 0 || !full_keys.is_empty();
             if wanted == 0 {
                 break;
             }
             let claim = claim_of(claimant, tenant, wanted, &full_keys);
-            let taken: Vec<ClaimedRun> = readable(&tx.run(claim).await?).collect();
-            for taken in taken.iter().filter(|taken| taken.run.parent_run_id.is_none()) {
-                running.add(tenant, &taken.run.subject, 1);
+            let rows = tx.run(claim).await?;
+            let batch: Vec<ClaimedRun> = readable(&rows).collect();
+            if batch.len() < rows.len() {
+                let unreadable = unreadable(&rows, &batch);
+                tx.run(park(claimant.owner, &unreadable)).await?;
+                log_parked(&unreadable);
             }
-            let count = u32::try_from(taken.len()).unwrap_or(u32::MAX);
+            for claimed_run in batch.iter().filter(|claimed| claimed.run.parent_run_id.is_none()) {
+                running.add(tenant, &claimed_run.run.subject, 1);
+            }
+            let count = u32::try_from(batch.len()).unwrap_or(u32::MAX);
             left = left.saturating_sub(count);
-            claimed.extend(taken);
+            claimed.extend(batch);
             if count < wanted {
                 break;
             }
@@ -232,7 +242,7 @@ impl Store {
     /// As [`Self::claim_within`], without limits.
     ///
     /// # Errors
-    /// The same.
+    /// [`StoreError`] if no run was claimed.
     pub async fn claim(
         &self,
         owner: &str,
@@ -240,10 +250,10 @@ impl Store {
         last_served: &str,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
         let mut last_served = last_served.to_owned();
-        self.claim_within(owner, limit, &mut last_served, &mut Running::default()).await
+        self.claim_within(owner, limit, &mut last_served, &mut RunCounts::default()).await
     }
 
-    /// Tenants with queued runs, in the order of their turns: some of them where there are many.
+    /// Tenants with queued runs, in the order in which they are served; at most [`MAX_TENANTS`].
     async fn queued_tenants(&self, last_served: &str) -> Result<Vec<String>, StoreError> {
         let mut first = self.tenants_from("").await?;
         let mut turns = if first.len() == MAX_TENANTS as usize {
@@ -258,7 +268,7 @@ impl Store {
         Ok(turns)
     }
 
-    /// The first tenants with queued runs behind this one, in the order of the database.
+    /// The first tenants with queued runs after this one, in the order of the database.
     async fn tenants_from(&self, tenant: &str) -> Result<Vec<String>, StoreError> {
         let tenants = Query::new(concat!(
             "WITH RECURSIVE in_line (tenant) AS (SELECT min(tenant) FROM runs WHERE tenant > :tenant AND ",
@@ -280,7 +290,28 @@ impl Store {
         rows.iter().map(|row| row.read("tenant")).collect()
     }
 
-    /// Makes up to `limit` delayed runs claimable whose time has come.
+    /// Makes queued runs claimable that have to wait only because the clock was set back.
+    pub async fn undo_clock_step(&self) -> Result<(), StoreError> {
+        let last = Query::new(concat!(
+            "SELECT max(available_at) AS at FROM runs WHERE ",
+            waits_for_replica!("")
+        ));
+        let rows = self.backend.read(Work::Control, last).await?;
+        let Some(row) = rows.first() else { return Ok(()) };
+        let last: Option<DateTime<Utc>> = row.read("at")?;
+        let pause = last.and_then(|last| (last - clock::now()).to_std().ok());
+        if pause.is_some_and(|pause| pause > MAX_PAUSE) {
+            let end = Query::new(concat!(
+                "UPDATE runs SET available_at = {now} WHERE ",
+                waits_for_replica!(""),
+                " AND available_at > (SELECT {now}) + :pause"
+            ));
+            self.backend.write(Work::Control, end.bind("pause", MAX_PAUSE)).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes up to `limit` delayed runs claimable if they are due.
     pub async fn end_delays(&self, limit: u32) -> Result<(), StoreError> {
         let first = Query::new(
             "SELECT min(available_at) AS at FROM runs WHERE status = 'queued' AND delayed",
@@ -301,7 +332,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes up to `limit` queued runs that were begun before: they had a place then.
+    /// Claims up to `limit` queued runs that were begun before; limits do not apply to them.
     pub async fn claim_begun<'c>(
         &self,
         claimant: impl Into<Claimant<'c>>,
@@ -328,13 +359,13 @@ impl Store {
              available_at = NULL FROM next WHERE id = next_id{}",
             returning_claimed!(),
         ));
-        self.claimed(bound(claim.bind("owner", owner).bind("limit", limit))).await
+        self.claimed(owner, bound(claim.bind("owner", owner).bind("limit", limit))).await
     }
 
-    /// Queued runs that were begun before and may go on, of these trees.
+    /// Queued runs of these trees that were begun before and are due.
     ///
     /// # Errors
-    /// [`StoreError`] where the store does not answer.
+    /// [`StoreError`] if the store does not answer.
     pub async fn begun_in_trees(&self, roots: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let begun = Query::new(
             "WITH RECURSIVE tree (id) AS (SELECT id FROM runs WHERE id IN :roots UNION \
@@ -346,7 +377,7 @@ impl Store {
         ids(&self.backend.read(Work::Control, begun.bind("roots", roots)).await?)
     }
 
-    /// Takes this run, if it is queued and its turn has come.
+    /// Claims this run, if it is queued and due.
     pub async fn claim_run(
         &self,
         owner: &str,
@@ -355,14 +386,14 @@ impl Store {
         self.claim_this(owner, run, "").await
     }
 
-    /// The same, if it needs no place to continue: it was begun before, or shares its parent's place.
-    pub async fn claim_placed_run(
+    /// Claims this run, if limits do not apply to it: it was begun before, or it is a child run.
+    pub async fn claim_exempt_run(
         &self,
         owner: &str,
         run: Uuid,
     ) -> Result<Option<ClaimedRun>, StoreError> {
-        let is_placed = " AND (started_at IS NOT NULL OR parent_run_id IS NOT NULL)";
-        self.claim_this(owner, run, is_placed).await
+        let is_exempt = " AND (started_at IS NOT NULL OR parent_run_id IS NOT NULL)";
+        self.claim_this(owner, run, is_exempt).await
     }
 
     async fn claim_this(
@@ -378,12 +409,10 @@ impl Store {
         );
         let claim = claim.push(condition).push(returning_claimed!());
         let claim = claim.bind("owner", owner).bind("run", run).bind("format", FORMAT);
-        let rows = self.backend.write(Work::Control, claim).await?;
-        rows.first().map(Record::read).transpose()
+        Ok(self.claimed(owner, claim).await?.into_iter().next())
     }
 
-    /// Takes up to `limit` queued runs that were asked to cancel, also those that wait for their
-    /// session.
+    /// Claims up to `limit` queued runs with a cancel request, including those that wait for their session.
     pub async fn claim_cancelled(
         &self,
         owner: &str,
@@ -404,19 +433,48 @@ impl Store {
             returning_claimed!(),
         ));
         let claim = claim.bind("owner", owner).bind("limit", limit);
-        self.claimed(claim.bind("format", FORMAT)).await
+        self.claimed(owner, claim.bind("format", FORMAT)).await
     }
 
-    async fn claimed(&self, claim: Query) -> Result<Vec<ClaimedRun>, StoreError> {
+    async fn claimed(&self, owner: &str, claim: Query) -> Result<Vec<ClaimedRun>, StoreError> {
         let rows = self.backend.write(Work::Control, claim).await?;
-        Ok(readable(&rows).collect())
+        let claimed: Vec<ClaimedRun> = readable(&rows).collect();
+        if claimed.len() < rows.len() {
+            let unreadable = unreadable(&rows, &claimed);
+            match self.backend.write(Work::Control, park(owner, &unreadable)).await {
+                Ok(_) => log_parked(&unreadable),
+                Err(error) => error.log_retry("runs whose rows cannot be read are parked later"),
+            }
+        }
+        Ok(claimed)
     }
 }
 
-/// Takes up to `limit` queued runs of one tenant, except runs of these keys.
+/// The runs of a claim whose rows cannot be read.
+fn unreadable(rows: &[Row], claimed: &[ClaimedRun]) -> Vec<Uuid> {
+    let mut runs: Vec<Uuid> = rows.iter().filter_map(|row| row.read("id").ok()).collect();
+    runs.retain(|run| claimed.iter().all(|claimed| claimed.run.id != *run));
+    runs
+}
+
+/// Parks claimed runs until an operator has mended their rows: nothing can be decided about them, and from the
+/// queue they would be claimed again and again.
+fn park(owner: &str, runs: &[Uuid]) -> Query {
+    let park = Query::new(
+        "UPDATE runs SET status = 'needs_review', owner = NULL \
+         WHERE id IN :runs AND status = 'running' AND owner = :owner",
+    );
+    park.bind("runs", runs).bind("owner", owner)
+}
+
+fn log_parked(runs: &[Uuid]) {
+    tracing::error!(?runs, "runs whose rows cannot be read were parked as needs_review");
+}
+
+/// The statement that claims up to `limit` queued runs of one tenant, except runs of these keys.
 fn claim_of(claimant: Claimant<'_>, tenant: &str, limit: u32, full_keys: &[String]) -> Query {
     let Claimant { owner, excluded } = claimant;
-    // Left out where they are not needed, so that the plan is that of the usual claim.
+    // Omitted if empty, so that the query plan is that of the usual claim.
     let (no_full_key, no_full_key_of_w) = match full_keys {
         [] => ("", ""),
         _ => (" AND NOT (subject IN :full_keys)", " AND NOT (w.subject IN :full_keys)"),

@@ -1,9 +1,9 @@
-//! The arithmetic of token buckets (GCRA) around the one statement that takes from them.
+//! The arithmetic of token buckets (GCRA), and the statement that takes tokens.
 //!
-//! A bucket is a single number: the instant at which it will be full again. Taking a token moves
-//! that instant by the time in which one token comes back; what would move it further than the
-//! whole bucket from now is not given. Instants are nanoseconds since 1970 by the database's clock.
-//! Who has which bucket, and what a refusal looks like, is decided elsewhere.
+//! A bucket is stored as one number: the instant at which it will be full again. Taking a token moves this instant
+//! by the refill time of one token. A token is refused if that would move the instant further than the fill time
+//! of an empty bucket from now. Instants are nanoseconds since 1970 by the database's clock. The buckets and the
+//! form of refusals are decided elsewhere.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use super::backend::Work;
 use super::sql::Query;
 use super::{Store, StoreError};
 
-/// The time in which a bucket of any limit fills, at most: a hundred years.
+/// The longest time in which a bucket fills: a hundred years.
 const LONGEST: i64 = 100 * 365 * 86_400 * 1_000_000_000;
 
-/// In nanoseconds.
+/// Nanoseconds in a day.
 const DAY: i64 = 86_400 * 1_000_000_000;
 
-/// How often something may be done.
+/// The rate and the size of a token bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Tokens that come back in a minute; at least 1.
+    /// Tokens that are refilled per minute; at least 1.
     pub per_minute: u32,
-    /// Tokens that a full bucket holds; at least 1.
+    /// Tokens in a full bucket; at least 1.
     pub burst: u32,
 }
 
 impl RateLimit {
-    /// The limit of a key that may say something else than this one. A limit per minute of its own
-    /// is its burst at most, unless it says that, too.
+    /// The limit of a key, with this limit as the default. If a key sets only its limit per minute, its burst is at
+    /// most that limit.
     #[must_use]
     pub fn of_key(self, per_minute: Option<u32>, burst: Option<u32>) -> Self {
         let usual = per_minute.map_or(self.burst, |own| own.min(self.burst));
@@ -36,39 +36,38 @@ impl RateLimit {
     }
 }
 
-/// What a bucket gave, and how it stands then.
+/// The tokens taken from a bucket, and its state afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// Tokens that were given; as many as were there, at most as many as were asked for.
+    /// Tokens that were taken: all requested ones, or as many as the bucket had.
     pub granted: u32,
-    /// Tokens that are left for everybody.
+    /// Tokens that remain in the shared bucket.
     pub remaining: u32,
-    /// How long until there is a token; zero where some are left.
+    /// The time until a token is available; zero if some remain.
     pub retry_after: Duration,
-    /// How long until the bucket is full again.
+    /// The time until the bucket is full again.
     pub reset: Duration,
 }
 
 impl RateLimit {
-    /// Nanoseconds in which one token comes back; rounded up, so that no minute has more than its
-    /// share.
+    /// The refill time of one token in nanoseconds; rounded up, so that no minute has more tokens than allowed.
     pub(super) fn interval(self) -> i64 {
         60_000_000_000_u64.div_ceil(u64::from(self.per_minute.max(1))).cast_signed()
     }
 
-    /// Nanoseconds in which an empty bucket fills.
+    /// The fill time of an empty bucket in nanoseconds.
     pub(super) fn window(self) -> i64 {
         self.interval().saturating_mul(i64::from(self.burst.max(1))).min(LONGEST)
     }
 
-    /// How long an empty bucket takes to fill.
+    /// The fill time of an empty bucket.
     pub fn refill(self) -> Duration {
         Duration::from_nanos(self.window().unsigned_abs())
     }
 }
 
 impl Taken {
-    /// Reads the row that the statement left: `at` is now, `tat` when the bucket will be full.
+    /// Reads the updated row: `at` is now, `tat` is when the bucket will be full.
     pub(super) fn read(limit: RateLimit, at: i64, tat: i64, granted: i64) -> Self {
         let (interval, window) = (limit.interval(), limit.window());
         let missing = tat.saturating_sub(at).max(0);
@@ -83,15 +82,15 @@ impl Taken {
     }
 }
 
-/// When a bucket will be full if nothing is taken now. What is further than any clock or wait
-/// explains, because the limit was changed or a clock set back, is brought near again.
+/// When a bucket will be full if nothing is taken now. An instant that is too far in the future, because the limit
+/// was changed or a clock was set back, is limited.
 macro_rules! full {
     () => {
         "{greatest}({least}(l.tat, excluded.at + :window + 10000000000), excluded.at)"
     };
 }
 
-/// What it gives of the tokens asked for.
+/// The number of requested tokens that the bucket has.
 macro_rules! given {
     () => {
         concat!(
@@ -103,8 +102,7 @@ macro_rules! given {
 }
 
 impl Store {
-    /// Takes up to that many tokens from a bucket that all replicas share. A bucket that was never
-    /// taken from is full.
+    /// Takes up to that many tokens from a bucket that all replicas share. An unused bucket is full.
     pub async fn take_tokens(
         &self,
         bucket: &str,
@@ -133,8 +131,8 @@ impl Store {
         Ok(Taken::read(limit, row.read("at")?, row.read("tat")?, row.read("granted")?))
     }
 
-    /// Deletes up to so many buckets that have been full for a day, as one is that was never taken from;
-    /// how many.
+    /// Deletes up to `limit` buckets that have been full for a day, because an unused bucket is full, too; returns
+    /// their number.
     pub async fn delete_full_buckets(&self, limit: u32) -> Result<u64, StoreError> {
         let delete = Query::new(
             "DELETE FROM rate_limits WHERE tat < {nanos} - :day AND key IN \

@@ -1,4 +1,4 @@
-//! Looking up what earlier runs left.
+//! Searches the observations of earlier runs.
 
 use uuid::Uuid;
 
@@ -8,14 +8,14 @@ use super::sql::{Dialect, Query};
 use super::tables::{Observation, Record};
 use super::{Store, StoreError};
 
-/// How many of the words a text must have.
+/// Whether a text must have any or all of the words.
 #[derive(Clone, Copy)]
 pub(super) enum Wanted {
     Any,
     All,
 }
 
-/// What the database's index of words is asked.
+/// The full-text search expression of a database.
 pub(super) fn expression(words: &[String], wanted: Wanted, dialect: Dialect) -> String {
     let (quote, between) = match (dialect, wanted) {
         (Dialect::Postgres, Wanted::Any) => ('\'', " | "),
@@ -28,8 +28,8 @@ pub(super) fn expression(words: &[String], wanted: Wanted, dialect: Dialect) -> 
 }
 
 impl Store {
-    /// What other runs of this tenant's agent left that has most in common with a text: at most
-    /// `limit`, the most relevant first.
+    /// Observations of other runs of this tenant's agent that are most similar to a text: at most `limit`, the most
+    /// relevant first.
     pub async fn recall(
         &self,
         tenant: &str,

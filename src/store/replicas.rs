@@ -1,4 +1,4 @@
-//! Which replicas are alive, and taking over the runs of those that are not.
+//! Detects dead replicas and requeues their runs.
 //!
 //! A replica's row has its last heartbeat and its lease. A replica that judges others first checks by
 //! the same clock that its own heartbeat is in time. So a clock jump or a suspended machine costs no
@@ -21,9 +21,9 @@ use super::tables::ids;
 use super::{Store, StoreError, Wakeup};
 use crate::clock;
 
-/// Why a run is cancelled whose parent has ended.
+/// The reason for cancelling a child run whose parent has ended.
 const PARENT_ENDED: &str = "the run that started it has ended";
-/// Runs that are taken over in one transaction.
+/// Runs that are requeued in one transaction, at most.
 const CHUNK: i64 = 64;
 /// The unit of the column `lease`.
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -32,23 +32,23 @@ const MICROSECOND: Duration = Duration::from_micros(1);
 const IN_TIME: &str =
     "heartbeat_at BETWEEN {now} - lease * :microsecond AND {now} + lease * :microsecond";
 
-/// What a sweep found.
+/// The result of a sweep.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Replicas declared dead.
     pub replicas: u64,
-    /// Runs that were taken from dead replicas and wait for a new owner.
+    /// Runs of dead replicas, which are queued again.
     pub requeued: Vec<Uuid>,
 }
 
-/// What one replica has seen of the heartbeats of the others.
+/// The heartbeats of other replicas, as one replica has seen them.
 #[derive(Debug, Default)]
 pub struct Watch {
     seen: HashMap<String, LastHeartbeat>,
-    last_look: Option<Instant>,
+    last_observation: Option<Instant>,
 }
 
-/// The last heartbeat of a replica, and since when it is the last.
+/// The last heartbeat of a replica, and when it was first seen.
 #[derive(Debug)]
 struct LastHeartbeat {
     heartbeat_at: DateTime<Utc>,
@@ -76,9 +76,10 @@ impl ReplicaRow {
 }
 
 impl Watch {
-    /// Adds what the store has now, and returns the replicas whose lease has run out.
-    fn look(&mut self, own: &str, beats: Vec<ReplicaRow>, at: Instant) -> Vec<String> {
-        let pause = self.last_look.replace(at).map(|last| at.saturating_duration_since(last));
+    /// Adds the current rows of the store, and returns the replicas whose lease has expired.
+    fn observe(&mut self, own: &str, beats: Vec<ReplicaRow>, at: Instant) -> Vec<String> {
+        let pause =
+            self.last_observation.replace(at).map(|last| at.saturating_duration_since(last));
         if !beats.iter().any(|beat| beat.id == own && beat.is_in_time) {
             self.seen.clear();
             return Vec::new();
@@ -104,8 +105,7 @@ impl Watch {
 }
 
 impl Store {
-    /// Registers a replica, again if it was declared dead: its runs are other replicas' by then.
-    /// The store's time.
+    /// Registers a replica, also one that was declared dead and has lost its runs. Returns the store's time.
     pub async fn register_replica(
         &self,
         id: &str,
@@ -151,8 +151,8 @@ impl Store {
         Ok(!self.backend.read(Work::Control, other).await?.is_empty())
     }
 
-    /// Replicas whose lease has run out, as seen by `own`, which asks often. Where there can be one
-    /// process only, replicas of an earlier process are among them at once.
+    /// Replicas whose lease has expired, as seen by the replica `own`, which must call this often. If the database
+    /// allows only one process, replicas of earlier processes are included at once.
     pub async fn silent_replicas(
         &self,
         own: &str,
@@ -164,18 +164,18 @@ impl Store {
         let rows = self.backend.read(Work::Control, look.bind("microsecond", MICROSECOND)).await?;
         let beats = rows.iter().map(ReplicaRow::read).collect::<Result<Vec<_>, _>>()?;
         let Some(living) = self.backend.only_replicas() else {
-            return Ok(watch.look(own, beats, Instant::now()));
+            return Ok(watch.observe(own, beats, Instant::now()));
         };
         let (living, gone): (Vec<_>, Vec<_>) =
             beats.into_iter().partition(|beat| living.contains(&beat.id));
-        let mut silent = watch.look(own, living, Instant::now());
+        let mut silent = watch.observe(own, living, Instant::now());
         silent.extend(gone.into_iter().map(|beat| beat.id));
         Ok(silent)
     }
 
-    /// Declares these replicas dead, unless they have sent a heartbeat in the meantime. Puts the runs of
-    /// dead replicas back into the queue, and counts a crash of each. Asks children to cancel whose parent
-    /// has ended without them. Settles what ended runs left reserved.
+    /// Declares these replicas dead, unless they have sent a heartbeat in the meantime. Requeues the runs of dead
+    /// replicas and counts a crash of each. Requests the cancellation of child runs whose parent has ended. Settles
+    /// leftover reservations of ended runs.
     pub async fn sweep(&self, silent: &[String]) -> Result<Swept, StoreError> {
         let replicas = self.declare_dead(silent).await?;
         let mut swept = Swept { replicas, ..Swept::default() };
@@ -194,7 +194,7 @@ impl Store {
         Ok(swept)
     }
 
-    /// Marks replicas dead and fences them; how many.
+    /// Marks replicas as dead and fences them; returns their number.
     async fn declare_dead(&self, silent: &[String]) -> Result<u64, StoreError> {
         if silent.is_empty() {
             return Ok(0);
@@ -211,14 +211,14 @@ impl Store {
         if !dead.is_empty() {
             let mark = Query::new("UPDATE replicas SET dead = true WHERE id IN :dead");
             tx.run(mark.bind("dead", &*dead)).await?;
-            // At once, so that a replica which registers again does not own what it lost.
+            // In the same transaction, so that a replica that registers again does not own its old runs.
             let disown = Query::new(
                 "UPDATE runs SET owner = 'dead ' || owner \
                  WHERE status = 'running' AND owner IN :dead",
             );
             tx.run(disown.bind("dead", &*dead)).await?;
-            let places = Query::new("DELETE FROM run_places WHERE owner IN :dead");
-            tx.run(places.bind("dead", &*dead)).await?;
+            let release = Query::new("DELETE FROM run_places WHERE owner IN :dead");
+            tx.run(release.bind("dead", &*dead)).await?;
             let forget =
                 Query::new("DELETE FROM replicas WHERE dead AND heartbeat_at < {now} - :day");
             tx.run(forget.bind("day", Duration::from_hours(24))).await?;
@@ -227,7 +227,7 @@ impl Store {
         Ok(dead.len() as u64)
     }
 
-    /// Queues some runs without a living owner; none where none is left.
+    /// Requeues some runs without a living owner; empty if there are none.
     async fn requeue_orphans(&self) -> Result<Vec<Uuid>, StoreError> {
         let mut tx = self.backend.begin(Work::Control).await?;
         let lock = Query::new(
@@ -246,15 +246,15 @@ impl Store {
         Ok(runs)
     }
 
-    /// Asks children to cancel whose parent has ended without them.
+    /// Requests the cancellation of child runs whose parent has ended.
     async fn cancel_orphaned_children(&self) -> Result<(), StoreError> {
-        let strays = Query::new(
+        let orphans = Query::new(
             "SELECT child.tenant, child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
              AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
              (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id \
              AND parent.finished_at IS NOT NULL) LIMIT :limit",
         );
-        for row in self.backend.read(Work::Control, strays.bind("limit", CHUNK)).await? {
+        for row in self.backend.read(Work::Control, orphans.bind("limit", CHUNK)).await? {
             let (tenant, run): (String, Uuid) = (row.read("tenant")?, row.read("id")?);
             self.cancel_one(&tenant, run, Some(PARENT_ENDED)).await?;
         }
@@ -290,7 +290,7 @@ mod tests {
                 is_in_time: (now - heard).unsigned_abs() <= LEASE.as_secs(),
             };
             let beats = ["own", "other"].into_iter().zip(beats).map(beat).collect();
-            self.watch.look("own", beats, self.begun + Duration::from_secs(at))
+            self.watch.observe("own", beats, self.begun + Duration::from_secs(at))
         }
     }
 

@@ -1,17 +1,16 @@
-//! Deleting what was kept for long enough: ended runs with everything that belongs to them, then
-//! definitions that no run refers to. Files of the runs are removed with them ([`MoveToTrash`]). The audit log stays
-//! ([`super::audit`]), and so do the sums of what models took.
+//! Deletes expired data: ended runs with all their data, then definitions that no run refers to. The files of the
+//! runs are deleted with them ([`MoveToTrash`]). The audit log ([`super::audit`]) and the sums of usage remain.
 //!
-//! Longer than that are kept a run whose idempotency key a client may still repeat, one whose webhooks
-//! are not delivered yet, and the child runs of each run that is kept.
+//! A run is kept longer if a client may still repeat its idempotency key, or if its webhooks are not delivered
+//! yet. The child runs of a kept run are kept, too.
 //!
-//! No index serves this alone: a run that ended before an instant was also created before it, so
-//! each tenant's list of runs, read from its old end, has what is looked for. What cannot be
-//! deleted there is what is still going on, parked or needed: little, unless most runs have idempotency
-//! keys and are to be kept for less than those.
+//! There is no index for this alone. A run that ended before an instant was also created before it, so the oldest
+//! entries of each tenant's list of runs contain all expired runs. Few of these entries cannot be deleted, unless
+//! most runs have idempotency keys that are kept longer than the runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -32,7 +31,11 @@ const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min(tenant) FR
     SELECT (SELECT min(tenant) FROM runs r WHERE r.tenant > t.tenant) FROM tenants t \
     WHERE t.tenant IS NOT NULL) ";
 
-/// That a run is live, ended too late to be deleted, or needed for a repeated request or a webhook.
+/// How long a run is kept for deliveries of webhooks after the end of their retries: nothing sends them any more if
+/// webhooks are disabled.
+const UNSENT_KEPT: Duration = Duration::from_hours(7 * 24);
+
+/// The condition that a run is live, ended too recently, or needed for a repeated request or a webhook.
 macro_rules! is_kept {
     ($run:literal) => {
         concat!(
@@ -47,13 +50,13 @@ macro_rules! is_kept {
             ".created_at >= {now} - :keys_kept) OR EXISTS (SELECT 1 FROM webhook_outbox o \
              WHERE o.run_id = ",
             $run,
-            ".id AND o.status = 'pending'))",
+            ".id AND o.status = 'pending' AND o.retry_until >= {now} - :unsent_kept))",
         )
     };
 }
 
-/// That a run `r` may be deleted: neither it nor one that it was started by, directly or not, is kept.
-/// The usage of a tree is added up from the rows of its runs.
+/// The condition that a run `r` may be deleted: neither the run nor any of its ancestors is kept. (The usage of a
+/// tree is added up from the rows of its runs.)
 const IS_NOT_NEEDED: &str = concat!(
     "NOT ",
     is_kept!("r"),
@@ -66,7 +69,7 @@ const IS_NOT_NEEDED: &str = concat!(
     " FROM above a JOIN runs p ON p.id = a.parent_run_id) SELECT 1 FROM above WHERE is_kept))"
 );
 
-/// Where rows of a run are, and the column that names it. The runs themselves go last.
+/// The tables with rows of a run, and the column with its id. The runs are deleted last.
 const TABLES: [(&str, &str); 9] = [
     ("run_events", "run_id"),
     ("iterations", "run_id"),
@@ -80,9 +83,9 @@ const TABLES: [(&str, &str); 9] = [
 ];
 
 impl Store {
-    /// Deletes up to `limit` runs of all tenants that ended before that instant, with their
-    /// journals, and records that; how many. When no such run is left, definitions that no run
-    /// refers to and that were not used for some hours go as well.
+    /// Deletes up to `limit` runs of all tenants that ended before that instant, with their journals, and records
+    /// that; returns their number. If no such run remains, also deletes definitions that no run refers to and that
+    /// were not used for some hours.
     pub async fn delete_ended(
         &self,
         before: DateTime<Utc>,
@@ -90,13 +93,13 @@ impl Store {
         move_to_trash: MoveToTrash<'_>,
     ) -> Result<u64, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        // One replica at a time: who deletes the last runs of a session takes its files along.
+        // One replica at a time: the one that deletes the last runs of a session also deletes its files.
         let turn = tx.run(Query::new("SELECT {try_retention} AS is_mine")).await?;
         if !turn.first().map_or(Ok(false), |row| row.read("is_mine"))? {
             tx.commit().await?;
             return Ok(0);
         }
-        // Rows that are locked, as by the deletion of a session, are left.
+        // Skip locked rows, for example those that the deletion of a session has locked.
         let ended = Query::new(TENANTS)
             .push(
                 "SELECT r.id FROM runs r WHERE r.tenant IN (SELECT tenant FROM tenants) \
@@ -104,10 +107,12 @@ impl Store {
             )
             .push(IS_NOT_NEEDED)
             .push(" LIMIT :limit{skip_locked}")
-            .bind("keys_kept", IDEMPOTENCY_KEYS_KEPT);
+            .bind("keys_kept", IDEMPOTENCY_KEYS_KEPT)
+            .bind("unsent_kept", UNSENT_KEPT);
         let ended = tx.run(ended.bind("before", before).bind("limit", limit)).await?;
+        let expired = ids(&ended)?;
         let mut by_tenant = BTreeMap::<String, Vec<DeletedRun>>::new();
-        for run in delete_runs(&mut *tx, &ids(&ended)?).await? {
+        for run in runs_to_delete(&mut *tx, &expired).await? {
             by_tenant.entry(run.tenant.clone()).or_default().push(run);
         }
         for (tenant, runs) in by_tenant {
@@ -115,6 +120,8 @@ impl Store {
             let details = json!({"runs": runs.len(), "workspaces": workspaces, "before": before});
             add_act(&mut *tx, act_of_service(tenant, AuditAction::RunsDeleted, details)).await?;
         }
+        // Last, since new runs of the same sessions wait for it.
+        delete_runs(&mut *tx, &expired).await?;
         tx.commit().await?;
         if ended.len() < limit as usize {
             let unused = Query::new(TENANTS).push(
@@ -129,24 +136,20 @@ impl Store {
     }
 }
 
-/// Deletes runs and all that belongs to them, but for the sums of what models took.
-pub(super) async fn delete_runs(
-    tx: &mut dyn Transaction,
-    runs: &[Uuid],
-) -> Result<Vec<DeletedRun>, StoreError> {
+/// Deletes runs and all their data, except the sums of usage.
+pub(super) async fn delete_runs(tx: &mut dyn Transaction, runs: &[Uuid]) -> Result<(), StoreError> {
     if runs.is_empty() {
-        return Ok(Vec::new());
+        return Ok(());
     }
-    let deleted = runs_to_delete(tx, runs).await?;
     tx.run(keep_usage(runs)).await?;
     for (table, run) in TABLES {
         let delete = Query::new(format!("DELETE FROM {table} WHERE {run} IN :runs"));
         tx.run(delete.bind("runs", runs)).await?;
     }
-    Ok(deleted)
+    Ok(())
 }
 
-/// Deletes what is kept of the files that runs leave; how many directories those are.
+/// Deletes the stored files of deleted runs; returns the number of directories.
 pub(super) async fn delete_kept_files(
     tx: &mut dyn Transaction,
     RemovedFiles { directories, kept }: RemovedFiles,
@@ -157,10 +160,14 @@ pub(super) async fn delete_kept_files(
     Ok(directories.max(kept.len()))
 }
 
-async fn runs_to_delete(
+/// Runs that are to be deleted, with what their files are found by.
+pub(super) async fn runs_to_delete(
     tx: &mut dyn Transaction,
     runs: &[Uuid],
 ) -> Result<Vec<DeletedRun>, StoreError> {
+    if runs.is_empty() {
+        return Ok(Vec::new());
+    }
     let those =
         Query::new("SELECT id, tenant, session_id, definition_hash FROM runs WHERE id IN :runs");
     let those = tx.run(those.bind("runs", runs)).await?;

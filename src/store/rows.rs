@@ -1,6 +1,6 @@
-//! What goes into the store, and what is asked of it, in portable types.
+//! Portable types for writes to the store and for filters of reads.
 //!
-//! No SQL and no database type here. Times are UTC with microseconds, money is integer
+//! There is no SQL and no database type here. Times are UTC with microseconds, money is integer
 //! micro-dollars.
 
 use std::sync::Arc;
@@ -24,12 +24,12 @@ pub struct DefinitionSnapshot {
     pub json: String,
 }
 
-/// When a queued run is taken, among those of its tenant.
+/// The position of a queued run among those of its tenant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueuePlace {
-    /// Higher ones first.
+    /// Runs with a higher priority are claimed first.
     pub priority: i64,
-    /// Not before this time; absent: at once.
+    /// The run is not claimed before this time; `None`: no delay.
     pub available_at: Option<DateTime<Utc>>,
 }
 
@@ -42,9 +42,9 @@ pub struct NewRun {
     pub agent: String,
     /// The agent's version.
     pub agent_version: String,
-    /// What the run executes, whatever happens to the file later.
+    /// The definition that the run executes, even if the file changes later.
     pub definition: Arc<DefinitionSnapshot>,
-    /// Single shot or loop.
+    /// The kind of run.
     pub kind: RunKind,
     /// [`RunStatus::Running`] (owned by the committing replica, epoch 1) or [`RunStatus::Queued`]
     /// (epoch 0).
@@ -53,23 +53,23 @@ pub struct NewRun {
     pub inputs: Arc<Value>,
     /// The request's overrides, as they were sent.
     pub overrides: Value,
-    /// The session, where the caller named one.
+    /// The session, if the caller named one.
     pub session_id: Option<String>,
-    /// The run's place in it; `None` for a run that another one delegated to.
+    /// The run's place in the session; `None` for a child run.
     pub session_place: Option<SessionPlace>,
     /// The run that delegated to this one.
     pub parent_run_id: Option<Uuid>,
     /// The caller's labels, an object of strings.
     pub metadata: Value,
-    /// When it was accepted.
+    /// When the run was accepted.
     pub created_at: DateTime<Utc>,
     /// The caller's key for safe retries.
     pub idempotency: Option<Idempotency>,
     /// The caller's W3C `traceparent`.
     pub traceparent: Option<String>,
-    /// Where events of the run are sent; a child run has its parent's.
+    /// The webhook address for events of the run; a child run has its parent's.
     pub webhook: Option<String>,
-    /// When it is taken from the queue.
+    /// The run's position in the queue.
     pub queue: QueuePlace,
 }
 
@@ -78,20 +78,20 @@ pub struct NewRun {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum SessionPlace {
-    /// It holds the session. Not stored where another run holds it or waits for it, or had this
+    /// It holds the session. The run is not stored if another run holds the session, waits for it, or has had this
     /// turn.
     Holds {
-        /// 1 for the first run that holds the session, 2 for the next, as far as the starter knows.
+        /// 1 for the first run that holds the session, 2 for the next one; as known when the run starts.
         turn: i64,
     },
-    /// It is the next to hold it, before those that wait.
+    /// It is the next to hold the session, before all waiting runs.
     Next,
-    /// It waits for its turn, in the order of acceptance.
+    /// It waits for the session, in the order of acceptance.
     Waits,
 }
 
 impl SessionPlace {
-    /// The name used in SQL. Those that wait are sorted by it.
+    /// The name used in SQL. Waiting runs are sorted by it.
     pub(super) fn as_str(self) -> &'static str {
         self.into()
     }
@@ -103,40 +103,40 @@ pub struct DeletedRun {
     pub id: Uuid,
     pub tenant: String,
     pub session_id: Option<String>,
-    /// The definitions of the runs of its session that stay, as JSON.
+    /// The definitions of the runs of its session that are not deleted, as JSON.
     pub staying: Vec<Arc<str>>,
-    /// The definition that it kept, as JSON; `None` if there was none.
+    /// The run's definition as JSON; `None` if it is not stored.
     pub definition: Option<Arc<str>>,
 }
 
-/// For how long a repeated idempotency key finds its run.
+/// How long an idempotency key is remembered.
 pub const IDEMPOTENCY_KEYS_KEPT: Duration = Duration::from_hours(24);
 
 /// Moves the files of deleted runs to the trash, in the transaction that deletes the runs and before
 /// it is committed.
 pub type MoveToTrash<'f> = &'f (dyn Fn(&[DeletedRun]) -> BoxFuture<'static, RemovedFiles> + Sync);
 
-/// The files that deleted runs leave.
+/// The files of deleted runs.
 #[derive(Debug, Default)]
 pub struct RemovedFiles {
-    /// How many directories leave their places.
+    /// How many directories were moved to the trash.
     pub directories: usize,
-    /// Tenants and directories whose files are kept elsewhere.
+    /// Pairs of tenant and directory whose files are in the object store.
     pub kept: Vec<(String, String)>,
 }
 
-/// What became of a session that was to be deleted.
+/// The outcome of deleting a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionDeleted {
-    /// It is gone, with its runs and all that belongs to them.
+    /// The session and its runs were deleted with all their data.
     Gone,
-    /// A run of it is live: nothing was deleted.
+    /// A run of the session has not ended: nothing was deleted.
     Busy,
     /// There is no such session.
     Unknown,
 }
 
-/// What makes a repeated request recognisable; unique per tenant.
+/// Identifies a repeated request; unique per tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Idempotency {
     /// The `Idempotency-Key` header's value.
@@ -150,38 +150,38 @@ pub struct Idempotency {
 pub struct RunWrite {
     /// The run.
     pub run_id: Uuid,
-    /// The ownership number under which this is written; the fence.
+    /// The epoch under which this replica owns the run; the write is fenced by it.
     pub epoch: i64,
     /// Who started the run: tenant and subject of every row.
     pub caller: Arc<Caller>,
     /// The run's row, if this is its first write.
     pub new: Option<Arc<NewRun>>,
-    /// For sums, observations, and those who are notified of the write once it is durable.
+    /// The run's origin, for sums, observations and observers of durable writes.
     pub origin: Arc<RunOrigin>,
-    /// What happened, consecutive numbers; never empty.
+    /// The events, with consecutive numbers; never empty.
     pub events: Vec<Event>,
     /// Audit records of the calls in `events`.
     pub audit: Vec<AuditRecord>,
     /// The totals after the last event.
     pub totals: Totals,
-    /// The status in which the run is parked with these events, where it is.
+    /// The status in which these events park the run; `None` if they do not.
     pub park: Option<RunStatus>,
-    /// Whether an earlier try may have stored it, because its answer was lost.
+    /// Whether an earlier attempt may have stored this write, because its answer was lost.
     pub is_repeated: bool,
 }
 
 impl RunWrite {
-    /// Whether it ends its run.
+    /// Whether this write ends the run.
     pub fn ends(&self) -> bool {
         self.events.last().is_some_and(|event| event.what.ending().is_some())
     }
 
-    /// Whether it starts a run that a request asked for.
+    /// Whether this write starts a requested run, not a child run.
     pub fn is_request(&self) -> bool {
         self.new.as_ref().is_some_and(|new| new.parent_run_id.is_none())
     }
 
-    /// The same without the end.
+    /// This write without the event that ends the run.
     #[must_use]
     pub fn without_end(mut self) -> Self {
         if self.ends() {
@@ -191,7 +191,7 @@ impl RunWrite {
     }
 }
 
-/// Which runs are counted: those that were accepted in a span of time.
+/// Which runs are counted: those that were accepted in this period.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatsFilter {
     /// Inclusive.
@@ -202,16 +202,16 @@ pub struct StatsFilter {
     pub agent: Option<String>,
 }
 
-/// One page of a keyset.
+/// One page of a list with keyset pagination.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page<C> {
     /// At most this many rows.
     pub limit: u32,
-    /// Rows that come after this one.
+    /// The page begins after this row.
     pub after: Option<C>,
 }
 
-/// A place in a list that is sorted by time, newest first.
+/// A position in a list that is sorted by time, newest first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunCursor {
     /// Time of the last row seen.

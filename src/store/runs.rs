@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::backend::Work;
 use super::journal::{IS_OF_TENANT, JournalIndex, Piece, missing};
+use super::listing::readable;
 use super::projection::{attach_payloads, events_of};
 use super::sql::Query;
 use super::tables::Record;
@@ -14,7 +15,7 @@ use super::{
     IdempotentRun, IterationRecord, NewRun, Page, RunRecord, Store, StoreError, ToolCallRecord,
 };
 
-/// Runs that one statement asks about.
+/// Runs that one statement reads, at most.
 const RUNS_PER_STATEMENT: usize = 1000;
 
 /// Bytes of a tool call without its arguments and its result, approximately.
@@ -48,7 +49,7 @@ impl Store {
         rows.first().map(|row| row.read("body")).transpose()
     }
 
-    /// Whether a run has the id or the idempotency key of a new one already.
+    /// Whether a stored run has the id or the idempotency key of a new run.
     pub async fn is_taken(&self, tenant: &str, new: &NewRun) -> Result<bool, StoreError> {
         let look = Query::new(
             "SELECT 1 FROM runs WHERE id = :run UNION ALL \
@@ -74,7 +75,7 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// Takes the key from a run that was created before that instant, so that it can be used anew.
+    /// Removes the key from a run that was created before that instant, so that it can be used again.
     pub async fn forget_idempotency_key(
         &self,
         tenant: &str,
@@ -126,8 +127,8 @@ impl Store {
         Ok(calls)
     }
 
-    /// The calls of a run that may have changed something and whose end is not stored; without arguments
-    /// where the journal cannot be read.
+    /// The calls of a run that may have changed something and whose end is not stored. They have no arguments if the
+    /// journal cannot be read.
     pub async fn calls_under_way(
         &self,
         tenant: &str,
@@ -140,16 +141,15 @@ impl Store {
         let list = list.push(IS_OF_TENANT).push(" ORDER BY proposed_seq, ordinal");
         let list = list.bind("tenant", tenant).bind("run", run);
         let rows = self.backend.read(Work::Data, list).await?;
-        let mut calls: Vec<ToolCallRecord> =
-            rows.iter().map(Record::read).collect::<Result<_, StoreError>>()?;
+        let mut calls: Vec<ToolCallRecord> = readable(&rows).collect();
         match self.read_payloads(run, &mut calls).await {
             Err(error) if error.is_transient() => Err(error),
             _ => Ok(calls),
         }
     }
 
-    /// How many tool calls of a page have arguments and results of at most so many bytes, as they
-    /// stand in the journal: one at least, however large it is.
+    /// How many tool calls of a page have arguments and results of at most `most_bytes` in the journal; at least one,
+    /// however large it is.
     pub async fn tool_call_piece(
         &self,
         tenant: &str,
@@ -192,7 +192,7 @@ impl Store {
         rows.iter().map(|row| Ok((row.read("run_id")?, row.read("calls")?))).collect()
     }
 
-    /// Fills in what of these calls stands in the journal.
+    /// Fills in the payloads of these calls from the journal.
     async fn read_payloads(
         &self,
         run: Uuid,
@@ -210,7 +210,7 @@ impl Store {
         Ok(())
     }
 
-    /// Tool calls without what stands in the journal.
+    /// Tool calls without payloads.
     async fn call_rows(
         &self,
         tenant: &str,
@@ -222,7 +222,7 @@ impl Store {
         self.part(list, tenant, run, page).await
     }
 
-    /// The rows of the journal in which what belongs to these calls can stand.
+    /// The rows of the journal that can have the payloads of these calls.
     async fn index_of(
         &self,
         run: Uuid,

@@ -1,4 +1,4 @@
-//! Sessions: the runs that share one, of which one at a time holds it.
+//! Sessions of runs; one run at a time holds a session.
 
 use serde_json::json;
 use uuid::Uuid;
@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::audit::add_act;
 use super::backend::Work;
 use super::conflict::retry_conflicts;
-use super::retention::{delete_kept_files, delete_runs};
+use super::retention::{delete_kept_files, delete_runs, runs_to_delete};
 use super::sql::Query;
 use super::tables::{Record, ids};
 use super::{
@@ -16,8 +16,8 @@ use super::{
 use crate::event::{Act, AuditAction};
 
 impl Store {
-    /// A session, with the last `ended` runs that held it and in which a model answered, or a call was
-    /// given in place of an answer, or whose context window was too small. `None`: no such session.
+    /// A session, with the last `ended` runs that held it and that had an answer of a model, had a given call instead
+    /// of an answer, or ended because the context window was too small. `None`: no such session.
     pub async fn session(
         &self,
         tenant: &str,
@@ -52,36 +52,36 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// Sessions, those with the newest runs first; the cursor is the newest run's.
+    /// Sessions, sorted by their newest run, newest first; the cursor is that of the newest run.
     pub async fn sessions(
         &self,
         tenant: &str,
         agent: Option<&str>,
         page: &Page<RunCursor>,
     ) -> Result<Vec<ListedSession>, StoreError> {
-        let mut list = listed(tenant).and("l.agent = :agent", "agent", agent);
+        let mut list = listed(tenant).and("s.agent = :agent", "agent", agent);
         if let Some(after) = &page.after {
             let id = Uuid::parse_str(&after.id).unwrap_or_default();
-            list = list.push(" AND (l.created_at, l.id) < (:after, :after_id)");
+            list = list.push(" AND (s.last_run_at, s.last_run_id) < (:after, :after_id)");
             list = list.bind("after", after.at).bind("after_id", id);
         }
-        let list = list.push(" ORDER BY l.created_at DESC, l.id DESC LIMIT :limit");
+        let list = list.push(" ORDER BY s.last_run_at DESC, s.last_run_id DESC LIMIT :limit");
         let rows = self.backend.read(Work::Lists, list.bind("limit", page.limit)).await?;
         rows.iter().map(Record::read).collect()
     }
 
-    /// One session, as it is listed.
+    /// One session, as in a list.
     pub async fn listed_session(
         &self,
         tenant: &str,
         session: &str,
     ) -> Result<Option<ListedSession>, StoreError> {
-        let one = listed(tenant).and("l.session_id = :session", "session", Some(session));
+        let one = listed(tenant).and("s.session_id = :session", "session", Some(session));
         let rows = self.backend.read(Work::Data, one).await?;
         rows.first().map(Record::read).transpose()
     }
 
-    /// The runs that had their turn in a session, from one turn on, in the order of the turns.
+    /// The runs that have held a session, beginning with one turn, in the order of their turns.
     pub async fn session_runs(
         &self,
         tenant: &str,
@@ -100,8 +100,8 @@ impl Store {
         rows.iter().map(Record::read).collect()
     }
 
-    /// Runs that others are to take the place of in their sessions and that are not asked to cancel yet,
-    /// some of them: each with its tenant, and the run that comes after it with who started that.
+    /// Some runs that other runs interrupt in their sessions and that have no cancel request yet: the tenant, the run,
+    /// the interrupting run, and the subject that started it.
     pub async fn displaced_runs(
         &self,
         limit: u32,
@@ -187,7 +187,8 @@ impl Store {
                 return Ok(SessionDeleted::Busy);
             }
         }
-        let deleted = delete_runs(&mut *tx, &ids(&rows)?).await?;
+        let family = ids(&rows)?;
+        let deleted = runs_to_delete(&mut *tx, &family).await?;
         let workspaces = delete_kept_files(&mut *tx, move_to_trash(&deleted).await).await?;
         let act = Act {
             tenant: tenant.to_owned(),
@@ -198,6 +199,8 @@ impl Store {
             details: json!({"session_id": session, "runs": rows.len(), "workspaces": workspaces}),
         };
         add_act(&mut *tx, act).await?;
+        // Last, since new runs of the session wait for it.
+        delete_runs(&mut *tx, &family).await?;
         tx.commit().await?;
         Ok(SessionDeleted::Gone)
     }
@@ -206,20 +209,13 @@ impl Store {
 /// Runs of a session that a list shows.
 const LISTED_RUNS: u32 = 10;
 
-/// Sessions, each by its newest run.
+/// Sessions with the ids of their newest runs.
 fn listed(tenant: &str) -> Query {
-    let all = "SELECT l.id, l.session_id, l.agent, l.created_at AS last_run_at, \
-         (SELECT count(*) FROM runs r WHERE r.tenant = :tenant AND r.session_id = l.session_id \
-         AND r.parent_run_id IS NULL) AS run_count, \
-         (SELECT CAST({json_array}(id ORDER BY created_at, id) AS text) FROM (\
+    let all = "SELECT s.last_run_id AS id, s.session_id, s.agent, s.last_run_at, s.created_at, \
+         s.run_count, (SELECT CAST({json_array}(id ORDER BY created_at, id) AS text) FROM (\
          SELECT r.id, r.created_at FROM runs r WHERE r.tenant = :tenant \
-         AND r.session_id = l.session_id AND r.parent_run_id IS NULL \
-         ORDER BY r.created_at DESC, r.id DESC LIMIT :listed_runs) newest) AS newest_runs, \
-         (SELECT min(r.created_at) FROM runs r WHERE r.tenant = :tenant \
-         AND r.session_id = l.session_id AND r.parent_run_id IS NULL) AS created_at \
-         FROM runs l WHERE l.tenant = :tenant AND l.session_id IS NOT NULL \
-         AND l.parent_run_id IS NULL AND NOT EXISTS (SELECT 1 FROM runs n \
-         WHERE n.tenant = :tenant AND n.session_id = l.session_id AND n.parent_run_id IS NULL \
-         AND (n.created_at, n.id) > (l.created_at, l.id))";
+         AND r.session_id = s.session_id AND r.parent_run_id IS NULL \
+         ORDER BY r.created_at DESC, r.id DESC LIMIT :listed_runs) newest) AS newest_runs \
+         FROM sessions s WHERE s.tenant = :tenant";
     Query::new(all).bind("tenant", tenant).bind("listed_runs", LISTED_RUNS)
 }

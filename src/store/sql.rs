@@ -1,8 +1,8 @@
-//! Statements with named parameters, and the rows that they bring: the same for both databases.
+//! Statements with named parameters, and their rows: the same for both databases.
 //!
-//! A statement is written once. `:name` is a parameter, `{name}` a fragment that the databases
-//! spell differently; [`Query::render`] makes of them what a database understands. Values and rows
-//! are typed by [`Param`] and [`Field`]; which columns a table has is in [`super::tables`].
+//! A statement is written once. `:name` is a parameter, and `{name}` a fragment that the databases spell
+//! differently; [`Query::render`] translates both for a database. [`Param`] and [`Field`] convert values and
+//! columns. The columns of the tables are in [`super::tables`].
 
 mod field;
 
@@ -21,27 +21,27 @@ use crate::clock;
 
 pub(super) use field::{Field, Labels, Param, json};
 
-/// Which database a statement is for.
+/// The SQL dialect of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     Postgres,
     Sqlite,
 }
 
-/// What a column holds.
+/// The type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Int,
     Flag,
     Text,
-    /// An object of strings that is looked into: `jsonb` where there is one.
+    /// An object of strings that queries search: `jsonb` in PostgreSQL, text in SQLite.
     Labels,
     Id,
     Time,
     Bytes,
 }
 
-/// A value to be bound.
+/// The value of a parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Int(Option<i64>),
@@ -50,13 +50,13 @@ pub(super) enum Value {
     Id(Option<Uuid>),
     Time(Option<DateTime<Utc>>),
     Bytes(Option<Vec<u8>>),
-    /// To be added to a time.
+    /// A duration that is added to a time.
     Span(Duration),
-    /// The right side of `IN`.
+    /// The right side of `IN`, as ids.
     Ids(Vec<Uuid>),
-    /// The same, of texts.
+    /// The right side of `IN`, as texts.
     Texts(Vec<String>),
-    /// The same, of numbers.
+    /// The right side of `IN`, as numbers.
     Ints(Vec<i64>),
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Query {
     values: Vec<(Cow<'static, str>, Value)>,
 }
 
-/// A statement as a database understands it; the values in the order of their numbers.
+/// A statement in a dialect, with its values in the order of the parameter numbers.
 pub(super) struct Rendered {
     pub(super) text: String,
     pub(super) values: Vec<Value>,
@@ -127,7 +127,7 @@ impl Query {
         self
     }
 
-    /// The same statement with a text in front of it.
+    /// Puts a text in front of the statement.
     pub(super) fn prefixed_with(mut self, text: &str) -> Self {
         self.template.to_mut().insert_str(0, text);
         self
@@ -198,9 +198,9 @@ impl Query {
                 let number = if let Some(position) = known {
                     position + 1
                 } else {
-                    let place = given.iter().position(|(given, _)| given == name);
-                    let place = place.ok_or_else(|| wrong("parameter", name))?;
-                    let (name, value) = given.swap_remove(place);
+                    let index = given.iter().position(|(given, _)| given == name);
+                    let index = index.ok_or_else(|| wrong("parameter", name))?;
+                    let (name, value) = given.swap_remove(index);
                     names.push(name);
                     values.push(value);
                     values.len()
@@ -225,22 +225,22 @@ impl Dialect {
             "now" => ("clock_timestamp()", ""),
             // Since 1970.
             "nanos" => ("(extract(epoch FROM clock_timestamp()) * 1000000000)::bigint", ""),
-            // Rows that are decided on are locked first; SQLite has one writer.
+            // Locks rows before a decision on them; SQLite has only one writer.
             "for_update" => (" FOR UPDATE", ""),
             "skip_locked" => (" FOR UPDATE SKIP LOCKED", ""),
-            // Takes the lock for closing stretches of the audit log until the end of the
-            // transaction; false where another transaction has it.
+            // Takes the lock for closing stretches of the audit log until the end of the transaction; false if
+            // another transaction holds it.
             "try_audit" => ("pg_try_advisory_xact_lock(7411)", "1"),
-            // The same for deleting ended runs.
+            // Takes the lock for deleting ended runs.
             "try_retention" => ("pg_try_advisory_xact_lock(7413)", "1"),
-            // What a request changed, without what makes it large.
+            // The overrides of a request, without large parts.
             "short_overrides" => (
                 "CASE WHEN length(runs.overrides) > 4096 \
                  THEN CAST(CAST(runs.overrides AS jsonb) - 'client_tools' AS text) ELSE runs.overrides END",
                 "CASE WHEN length(runs.overrides) > 4096 \
                  THEN json_remove(runs.overrides, '$.client_tools') ELSE runs.overrides END",
             ),
-            // SQLite searches no index for the column behind it.
+            // Prevents SQLite from using an index on the column that follows.
             "not_indexed" => ("", "+"),
             "least" => ("least", "min"),
             "greatest" => ("greatest", "max"),

@@ -1,8 +1,8 @@
 //! The embedded store: one SQLite file, one process.
 //!
-//! One connection writes, always in `BEGIN IMMEDIATE`; a few others read. A lock file beside the
-//! database keeps a second process out, so every replica row that this process did not write is one
-//! of a process that is gone, whatever its lease says, and wake-ups never leave the process.
+//! One connection writes, always in `BEGIN IMMEDIATE`; a few others read. A lock file beside the database excludes
+//! a second process. So every replica row that this process did not write belongs to a process that has ended,
+//! even if its lease has not expired, and wake-ups stay within the process.
 
 mod checkpoints;
 mod commit;
@@ -33,9 +33,9 @@ use crate::fairness::{self, Hold};
 
 /// Connections that read at the same time.
 const READERS: u32 = 4;
-/// Prepared statements that each of them keeps: those of lists take some 50 KiB.
+/// Prepared statements that each reader caches: statements of lists take some 50 KiB each.
 const STATEMENTS_OF_READERS: usize = 48;
-/// Of the connection that writes: one a table and power of two, and small batches.
+/// Prepared statements that the writer caches: one per table and power of two, and those of small batches.
 const STATEMENTS_OF_WRITER: usize = 256;
 
 /// An SQLite database file.
@@ -52,11 +52,11 @@ pub(super) struct Sqlite {
 }
 
 impl Sqlite {
-    /// Opens the file of a path or of a URL `sqlite://path`, and makes it and its directory.
+    /// Opens the file at a path or a URL `sqlite://path`; creates the file and its directory if necessary.
     ///
     /// # Errors
-    /// [`StoreError::Locked`] where another process has it open, [`StoreError::Failed`] where it
-    /// cannot be made or is no database.
+    /// [`StoreError::Locked`] if another process has it open, [`StoreError::Failed`] if it cannot be created or is not
+    /// a database.
     pub(super) async fn open(location: &str) -> Result<Self, StoreError> {
         let path = location.strip_prefix("sqlite:").unwrap_or(location);
         let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
@@ -100,7 +100,7 @@ impl Sqlite {
         if writer.is_broken
             && let Some(connection) = writer.connection.as_mut()
         {
-            // SQLite ends a transaction by itself where the disk is full.
+            // SQLite may have ended the transaction itself, for example if the disk is full.
             if sqlx::raw_sql("ROLLBACK").execute(connection).await.is_err() {
                 writer.connection = Some(self.options.connect().await?);
             }
@@ -125,10 +125,10 @@ impl Writer {
     }
 }
 
-/// The file that a path leads to, so that it has one lock by whichever symbolic link it is opened. Made
-/// where it does not exist.
+/// The path without symbolic links, so that the file has the same lock however it is opened. Creates the file if it
+/// does not exist.
 fn canonical_path(path: &Path) -> std::io::Result<PathBuf> {
-    // Not opened where it exists: to close it would release SQLite's locks in this process.
+    // An existing file is not opened: closing it would release SQLite's locks in this process.
     path.canonicalize().or_else(|_| {
         File::options().create(true).append(true).mode(0o600).open(path)?;
         path.canonicalize()
@@ -236,7 +236,7 @@ impl Backend for Sqlite {
     }
 
     async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {
-        if matches!(work, Work::Control | Work::Commit) {
+        if !work.is_scarce() {
             let _hold = hold(work).await;
             return run(&self.readers, query).await;
         }
@@ -286,7 +286,7 @@ impl Backend for Sqlite {
     }
 
     async fn hint(&self, wakeup: Wakeup) {
-        // Where there is no receiver, nothing waits.
+        // Without receivers, nothing waits for hints.
         let _ = self.wakeups.send(wakeup);
     }
 
@@ -300,7 +300,7 @@ impl Backend for Sqlite {
     }
 }
 
-/// A transaction on the connection that writes, which is the lock.
+/// A transaction on the writing connection, which also serves as the lock.
 struct OpenTransaction<'c> {
     writer: MutexGuard<'c, Writer>,
     checkpoints: &'c Checkpoints,

@@ -1,4 +1,4 @@
-//! How calls of tools went, counted by the database.
+//! Statistics of tool calls, counted by the database.
 
 use std::time::Duration;
 
@@ -9,12 +9,11 @@ use super::sql::Query;
 use super::tables::Record;
 use super::{StatsFilter, Store, StoreError, ToolStats};
 
-/// How long a request waits for its turn: for one that was begun before it came, and for the next,
-/// which may ask the same. Each takes five seconds at most, where the database bounds it.
+/// How long a request waits for other counts: for one that was already running, and for the next one, which may
+/// be the same query. Each takes at most five seconds if the database enforces its statement timeout.
 const MAX_WAIT: Duration = Duration::from_secs(11);
 
-/// The calls that were counted last. They are counted one by one, for one request at a time, so that
-/// other lists have connections.
+/// The last count. Counting is slow, so only one request counts at a time, and other lists keep their connections.
 #[derive(Debug)]
 pub(super) struct Counted {
     tenant: String,
@@ -24,14 +23,14 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Whether it is what a request asks for that came before it was begun.
+    /// Whether this count answers a request: the same query, begun after the request arrived.
     fn answers(&self, tenant: &str, filter: &StatsFilter, asked: Instant) -> bool {
         self.begun >= asked && self.tenant == tenant && self.filter == *filter
     }
 }
 
 impl Store {
-    /// How calls went, by tool.
+    /// Statistics of calls, by tool.
     pub async fn tool_stats(
         &self,
         tenant: &str,
@@ -46,7 +45,7 @@ impl Store {
             return Ok(same.stats.clone());
         }
         let begun = Instant::now();
-        // By how long they took first: there are many calls, and few different times.
+        // Groups by duration first: there are many calls, but few different durations.
         let stats = Query::new(
             "WITH calls AS (SELECT t.tool, t.state, CASE WHEN t.started_at IS NOT NULL \
              AND NOT t.cached THEN t.duration_ms END AS ms, count(*) AS calls \
@@ -76,7 +75,7 @@ impl Store {
     }
 }
 
-/// Adds which runs `r` are counted.
+/// Adds the condition which runs `r` are counted.
 fn counted(query: Query, tenant: &str, filter: &StatsFilter) -> Query {
     query
         .push("r.tenant = :tenant AND r.created_at >= :since AND r.created_at < :until")

@@ -1,7 +1,7 @@
 //! The tables, each declared once: a column is the field of its name, with its type.
 //!
-//! A declaration makes the record that is read and the groups of columns that are written
-//! together. Which statement writes a group is the statement's business, as is the time when.
+//! A declaration generates the record that is read and the groups of columns that are written together. The
+//! statements decide which group they write, and when.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value as Json;
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::sql::{Column, Labels, Param, Query, Row, Value};
 use super::{ApprovalStatus, DeliveryStatus, StoreError};
-use crate::event::{AuditAction, InputAsked, Reconciled, Resolution, WaitKind};
+use crate::event::{AuditAction, InputRequired, Reconciled, Resolution, WaitKind};
 use crate::message::Usage;
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
 
@@ -46,7 +46,7 @@ pub(super) fn insert<G: Group>(table: &str, row: G) -> Query {
     values.fold(Query::new(text), |query, (name, value)| query.bind_value(name, value))
 }
 
-/// What a row is read as.
+/// A type that is read from a row.
 pub(super) trait Record: Sized {
     fn read(row: &Row) -> Result<Self, StoreError>;
 }
@@ -164,7 +164,7 @@ macro_rules! table {
 table! {
     /// A run as it is stored.
     RunRecord {
-        /// What never changes.
+        /// The columns that never change.
         write RunOpening {
             created_at: DateTime<Utc>,
             parent_run_id: Option<Uuid>,
@@ -191,7 +191,7 @@ table! {
             delayed: bool,
             available_at: Option<DateTime<Utc>>,
         }
-        /// What each write of the run leaves.
+        /// The columns that each write of the run sets.
         write RunProgress {
             id: Uuid,
             epoch: i64,
@@ -273,10 +273,10 @@ table! {
 }
 
 table! {
-    /// One tool call. Arguments are parsed where they are JSON, else the raw text as a string.
+    /// One tool call. Arguments that are not JSON are a string with the raw text.
     ToolCallRecord {
-        /// What comes from the response that asked for the call: the event `proposed_seq`, which
-        /// has the arguments at the 1-based position `ordinal`.
+        /// The proposal of the call by the response in the event `proposed_seq`, which has the arguments at the
+        /// 1-based position `ordinal`.
         write CallProposal {
             attempt: u32,
             iteration: u32,
@@ -284,8 +284,8 @@ table! {
             tool: String,
             proposed_seq: i64,
         }
-        /// Where the call stands; the event `result_seq` has the result, and `approval_seq` is the last
-        /// that asked for an approval or has it, with the arguments where an approver replaced them.
+        /// The state of the call. The event `result_seq` has the result. `approval_seq` is the last event that requests
+        /// or resolves an approval; it has the arguments if an approver replaced them.
         write CallState {
             run_id: Uuid,
             call_id: Uuid,
@@ -312,7 +312,7 @@ table! {
 }
 
 table! {
-    /// What was decided on a call and done, or an act of administration.
+    /// The decision on a call and its outcome, or an administrative act.
     both AuditRow {
         tenant: String,
         at: DateTime<Utc>,
@@ -337,7 +337,7 @@ table! {
     }
 }
 
-/// What records of the audit log say about their run.
+/// The columns of the audit log that describe the run.
 #[derive(Default)]
 pub(super) struct AuditedRun {
     pub(super) agent: Option<String>,
@@ -372,7 +372,7 @@ table! {
 }
 
 table! {
-    /// What is remembered of an event of a run, in words.
+    /// A short text about an event of a run, which later runs can recall.
     both Observation {
         run_id: Uuid,
         seq: i64,
@@ -387,9 +387,9 @@ table! {
 }
 
 table! {
-    /// One thing that a run waits for, or waited for.
+    /// A request of a run to a caller, an approver or a child run.
     ApprovalRecord {
-        /// What is asked for by the event `seq`. The tool is empty for an escalation.
+        /// The request of the event `seq`. The tool is empty for an escalation.
         write ApprovalRequest {
             run_id: Uuid,
             seq: i64,
@@ -402,7 +402,7 @@ table! {
             at: DateTime<Utc>,
             expires_at: Option<DateTime<Utc>>,
             child_run_id: Option<Uuid>,
-            input: Option<InputAsked>,
+            input: Option<InputRequired>,
             status: ApprovalStatus,
         }
         read {
@@ -442,8 +442,8 @@ table! {
 }
 
 table! {
-    /// An API key without its secret. A limit that is absent is the service's. The service itself
-    /// created a key without a `created_by`: the operator's.
+    /// An API key without its secret. For an absent limit, the service's limit applies. A key without `created_by` is
+    /// the operator's, which the service created.
     both ApiKeyRecord {
         id: String,
         name: String,
@@ -461,7 +461,7 @@ table! {
 }
 
 table! {
-    /// A session as it stands.
+    /// The current state of a session.
     read SessionRecord {
         agent: String,
         created_at: DateTime<Utc>,
@@ -505,7 +505,7 @@ table! {
 }
 
 table! {
-    /// A run that this replica has just taken from the queue, with its definition as JSON text.
+    /// A run that this replica has just claimed, with its definition as JSON text.
     read ClaimedRun {
         definition: String,
         ..run: RunRecord,
@@ -513,7 +513,7 @@ table! {
 }
 
 table! {
-    /// How a tool's calls went; quantiles in milliseconds are those of executed calls.
+    /// Statistics of a tool's calls; the quantiles are of executed calls, in milliseconds.
     read ToolStats {
         tool: String,
         calls: u64,
@@ -526,7 +526,7 @@ table! {
 }
 
 table! {
-    /// A run that a search looked at.
+    /// A run that a search has examined.
     read SearchCandidate {
         id: Uuid,
         created_at: DateTime<Utc>,
@@ -535,7 +535,7 @@ table! {
 }
 
 table! {
-    /// What a model, as `provider/model`, took for runs of an agent that were accepted in an hour.
+    /// The usage of a model, `provider/model`, by runs of an agent that were accepted in one hour.
     both UsageSum {
         tenant: String,
         hour: DateTime<Utc>,
@@ -547,7 +547,7 @@ table! {
 }
 
 table! {
-    /// What a model, as `provider/model`, took for an agent on a day, `YYYY-MM-DD` UTC.
+    /// The usage of a model, `provider/model`, by an agent on one day, `YYYY-MM-DD` in UTC.
     read UsageStats {
         day: String,
         agent: String,

@@ -1,7 +1,6 @@
-//! What the runs below one have taken: those that it started, those that these started, and so on.
+//! The consumption of a run's descendants, from their rows, which every write of a run updates.
 //!
-//! Counted from their rows, which every write of a run brings up to date. What a tree may take is
-//! in [`super::budget`].
+//! The budget of a tree is in [`super::budget`].
 
 use std::collections::BTreeSet;
 
@@ -14,14 +13,14 @@ use super::{Store, StoreError};
 use crate::message::Usage;
 use crate::run::{Consumption, Descendants};
 
-/// The ids of the runs below `:run`.
+/// The ids of the descendants of `:run`.
 const TREE: &str = "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
     WHERE tenant = :tenant AND parent_run_id = :run UNION SELECT child.id FROM tree \
     JOIN runs child ON child.tenant = :tenant AND child.parent_run_id = tree.id) ";
 
 impl Store {
-    /// Tokens and cost of the runs below one; `None` where there are none. The cost is known where
-    /// that of every run is which used tokens.
+    /// Tokens and cost of a run's descendants; `None` if there are none. The cost is known if the cost of every run
+    /// with tokens is.
     pub async fn usage_below(&self, tenant: &str, run: Uuid) -> Result<Option<Usage>, StoreError> {
         let sum = Query::new(TREE).push(
             "SELECT count(*) AS runs, CAST(sum(r.input_tokens) AS bigint) AS input_tokens, \
@@ -43,7 +42,7 @@ impl Store {
         }
     }
 
-    /// The runs that this one started and that have not ended, the newest first.
+    /// The child runs of a run that have not ended, newest first.
     pub async fn live_children(&self, tenant: &str, run: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let children = Query::new(
             "SELECT id FROM runs WHERE tenant = :tenant AND parent_run_id = :run \
@@ -53,7 +52,7 @@ impl Store {
         ids(&self.backend.read(Work::Data, children).await?)
     }
 
-    /// Whether a run below this one waits for something.
+    /// Whether a descendant of this run has a pending request.
     pub async fn waits_below(&self, tenant: &str, run: Uuid) -> Result<bool, StoreError> {
         let waits = Query::new(
             "WITH RECURSIVE tree (id) AS (SELECT id FROM runs WHERE tenant = :tenant \
@@ -66,7 +65,7 @@ impl Store {
         Ok(!self.backend.read(Work::Data, waits).await?.is_empty())
     }
 
-    /// Everything that the runs below one have taken.
+    /// The total consumption of a run's descendants.
     pub async fn descendants(&self, tenant: &str, run: Uuid) -> Result<Descendants, StoreError> {
         let all = Query::new(TREE).push(
             "SELECT r.attempts, r.iterations, r.tool_calls_made, r.consumption, r.input_tokens, \

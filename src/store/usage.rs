@@ -1,12 +1,12 @@
-//! What models took, in sums that every commit adds to.
+//! The usage of models, in sums that every commit adds to.
 //!
-//! A commit adds rows of its own to `usage_added`, so that commits do not wait for each other; any
-//! replica moves them to the sums of their hours and days in `usage_sums`, each row once. Both are
-//! read together: the sums are exact at every moment, and stay when runs are deleted.
+//! A commit adds new rows to `usage_added`, so that commits do not wait for each other. Any replica moves each
+//! row to the sums of its hour and day in `usage_sums`. Both tables are read together, so the sums are always
+//! exact. They remain when runs are deleted.
 //!
-//! A range is read as whole days, the whole hours before and after them, and parts of an hour at
-//! its ends. For those the runs are added up that are still stored. Deleted ones, whose sums are in
-//! `past_usage`, count at the beginning of the hour in which they were accepted.
+//! A range is split into whole days, the whole hours before and after them, and partial hours at both ends. For
+//! partial hours, the stored runs are added up. The sums of deleted runs are in `past_usage` and count at the
+//! beginning of the hour in which the runs were accepted.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -27,8 +27,8 @@ const DAY: TimeDelta = TimeDelta::days(1);
 const USAGE: &str = "input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, \
     reasoning_tokens, cost_micro_usd, estimated";
 
-/// What runs `r` took in addition to the answers of their iterations: summaries, and answers that broke
-/// off. Their last model stands for whichever it was.
+/// The usage of runs `r` in addition to the answers of their iterations: summaries, and interrupted answers. It is
+/// attributed to the run's last model, whichever model it was.
 const USAGE_BEYOND_ITERATIONS: &str = "r.input_tokens - CAST(COALESCE(sum(i.input_tokens), 0) AS bigint) \
     AS input_tokens, r.output_tokens - CAST(COALESCE(sum(i.output_tokens), 0) AS bigint) \
     AS output_tokens, r.cached_input_tokens - CAST(COALESCE(sum(i.cached_input_tokens), 0) AS bigint) \
@@ -38,7 +38,7 @@ const USAGE_BEYOND_ITERATIONS: &str = "r.input_tokens - CAST(COALESCE(sum(i.inpu
     AS bigint) AS cost_micro_usd, r.estimated \
     FROM runs r LEFT JOIN iterations i ON i.run_id = r.id WHERE ";
 
-/// The runs of [`USAGE_BEYOND_ITERATIONS`] that took something.
+/// Restricts [`USAGE_BEYOND_ITERATIONS`] to runs that have such usage.
 const HAS_USAGE_BEYOND_ITERATIONS: &str = " GROUP BY r.id HAVING r.input_tokens + r.output_tokens \
     > COALESCE(sum(i.input_tokens + i.output_tokens), 0)";
 
@@ -46,8 +46,8 @@ const HAS_USAGE_BEYOND_ITERATIONS: &str = " GROUP BY r.id HAVING r.input_tokens 
 type Range = (DateTime<Utc>, DateTime<Utc>);
 
 impl Store {
-    /// What models took, the newest day first, then by agent and model. A cost is known where that
-    /// of every answer is.
+    /// The usage of models, newest day first, then by agent and model. A cost is known if the cost of every answer
+    /// is.
     pub async fn usage_stats(
         &self,
         tenant: &str,
@@ -89,14 +89,14 @@ impl Store {
         self.backend.read(Work::Lists, stats).await?.iter().map(Record::read).collect()
     }
 
-    /// Moves up to `limit` rows that commits have added to the sums; how many.
+    /// Moves up to `limit` rows of `usage_added` to the sums; returns their number.
     pub async fn add_up_usage(&self, limit: u32) -> Result<u32, StoreError> {
         let any = Query::new("SELECT id FROM usage_added LIMIT 1");
         if self.backend.read(Work::Data, any).await?.is_empty() {
             return Ok(0);
         }
         let mut tx = self.backend.begin(Work::Data).await?;
-        // Rows that another replica moves at the moment are left to it.
+        // Skip rows that another replica is moving.
         let some = Query::new("SELECT id FROM usage_added ORDER BY id LIMIT :limit{skip_locked}");
         let some = tx.run(some.bind("limit", limit)).await?;
         let some = some.iter().map(|row| row.read("id")).collect::<Result<Vec<i64>, _>>()?;
@@ -126,14 +126,14 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Sums of a table, whose times are whole hours.
+    /// Adds the sums of a table, whose times are whole hours.
     fn sums(&mut self, table: &str, range: Range) {
         let sums =
             format!("SELECT {{day}} AS day, agent, model, runs, {USAGE} FROM {table} r WHERE ");
         self.add(sums, range, "");
     }
 
-    /// Stored runs, and the sums of deleted ones.
+    /// Adds stored runs, and the sums of deleted runs.
     fn runs(&mut self, range: Range) {
         // Most runs have answers of one model and their sums in their rows.
         let plain = format!(
@@ -194,11 +194,11 @@ impl UsageSum {
         for sum in sums {
             let UsageSum { tenant, hour, agent, model, runs, usage } = sum;
             match added.entry((tenant, hour, agent, model)) {
-                Entry::Vacant(place) => {
-                    place.insert(sum.clone());
+                Entry::Vacant(entry) => {
+                    entry.insert(sum.clone());
                 }
-                Entry::Occupied(mut place) => {
-                    let sum = place.get_mut();
+                Entry::Occupied(mut entry) => {
+                    let sum = entry.get_mut();
                     sum.runs += runs;
                     sum.usage.add(usage);
                 }
@@ -227,8 +227,7 @@ pub(super) fn keep_usage(runs: &[Uuid]) -> Query {
     .bind("runs", runs)
 }
 
-/// The sums of the usage columns of a table. A cost is known where that of every part is that took
-/// tokens.
+/// The sums of the usage columns of a table. A cost is known if the cost of every row with tokens is.
 fn sums(table: &str) -> String {
     let tokens = [
         "input_tokens",

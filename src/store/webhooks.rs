@@ -1,8 +1,7 @@
-//! The outbox of webhooks: which rows are due, and the outcome of each attempt.
+//! The outbox of webhooks: due deliveries, and the outcome of each attempt.
 //!
-//! A replica that takes a row has it for a while; a row whose replica died is due again then. Which
-//! events are sent is in [`super::outbox`]; when a failed attempt is repeated, and when it is abandoned, is
-//! the runtime's to say.
+//! A replica claims a row for a limited time; if the replica dies, the row becomes due again. [`super::outbox`]
+//! decides which events are sent. The runtime decides when a failed attempt is repeated or abandoned.
 
 use std::time::Duration;
 
@@ -24,13 +23,13 @@ const MAX_LISTED: u32 = 100;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum DeliveryStatus {
-    /// It is to be sent, for the first time or again.
+    /// The delivery will be sent, for the first time or again.
     Pending,
-    /// The receiver has taken it.
+    /// The receiver has accepted it.
     Delivered,
     /// All attempts failed.
     Failed,
-    /// The receiver has said that it wants no more of this run.
+    /// The receiver has refused further events of this run (410 Gone).
     Disabled,
 }
 
@@ -52,11 +51,11 @@ pub struct DeliveryFilter {
 /// The outcome of an attempt to deliver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttemptOutcome {
-    /// The status of the delivery now.
+    /// The new status of the delivery.
     pub status: DeliveryStatus,
-    /// What the receiver answered, if it did.
+    /// The HTTP status of the receiver's answer, if it answered.
     pub response_status: Option<u16>,
-    /// What went wrong, if something did.
+    /// The error, if the attempt failed.
     pub error: Option<String>,
     /// The pause before the next attempt, if there is one.
     pub pause: Duration,
@@ -83,8 +82,7 @@ impl Store {
         rows.iter().map(|row| row.read("lane")).collect()
     }
 
-    /// Takes due deliveries of a lane, the longest due first. Until this long has passed they are
-    /// due for no other replica.
+    /// Claims due deliveries of a lane, the longest due first. For the time `hold`, no other replica can claim them.
     pub async fn claim_deliveries(
         &self,
         lane: &str,
@@ -107,7 +105,7 @@ impl Store {
         Ok(claimed)
     }
 
-    /// Which of these runs have a receiver that wants no more of them.
+    /// Those of these runs whose receiver has refused further events.
     pub async fn unwanted_runs(&self, runs: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
         let unwanted = Query::new(
             "SELECT DISTINCT run_id FROM webhook_outbox \
@@ -118,7 +116,7 @@ impl Store {
         rows.iter().map(|row| row.read("run_id")).collect()
     }
 
-    /// Stores the outcome of an attempt, unless the delivery has been claimed again since.
+    /// Stores the outcome of an attempt, unless the delivery has been claimed, or asked for, again since.
     pub async fn settle_delivery(
         &self,
         delivery: &Delivery,
@@ -129,7 +127,7 @@ impl Store {
              response_status = :response, error = :error, asked_again = FALSE, \
              attempts = attempts - :unsent, tries = tries - :unsent, \
              attempted_at = CASE WHEN attempts > :unsent THEN attempted_at END \
-             WHERE run_id = :run AND seq = :seq AND attempts = :attempts",
+             WHERE run_id = :run AND seq = :seq AND attempts = :attempts AND tries = :tries",
         );
         let settle = settle
             .bind("status", outcome.status)
@@ -139,7 +137,8 @@ impl Store {
             .bind("unsent", u32::from(!outcome.was_sent))
             .bind("run", delivery.run_id)
             .bind("seq", delivery.seq)
-            .bind("attempts", delivery.attempts);
+            .bind("attempts", delivery.attempts)
+            .bind("tries", delivery.tries);
         self.backend.write(Work::Data, settle).await?;
         if outcome.response_status == Some(410) {
             let disable = Query::new(
@@ -164,8 +163,8 @@ impl Store {
         self.backend.write(Work::Data, release).await.map(drop)
     }
 
-    /// Makes a delivery due again, whatever became of it; `None`: this tenant has no such delivery. A
-    /// receiver that wanted no more of the run is asked again, for this delivery and later ones.
+    /// Makes a delivery due again, whatever its status; `None`: this tenant has no such delivery. A receiver that has
+    /// refused further events of the run gets this delivery and later ones again.
     pub async fn redeliver(&self, tenant: &str, id: Uuid) -> Result<Option<Delivery>, StoreError> {
         retry_conflicts(|| self.try_to_redeliver(tenant, id)).await
     }

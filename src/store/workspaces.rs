@@ -1,13 +1,12 @@
-//! Files of workspaces that are kept in an object store: which path of a tenant has which content.
+//! Files of workspaces in an object store: which path of a tenant has which content.
 //!
-//! A path is relative to the directory of its tenant, because workspaces lie in one another. Each
-//! writer says which version of a path it changes. A path that others have changed since is left as it
-//! is, and so is a path that cannot exist because of what others have put above or beneath it.
-//! A run writes under its fence. The row of the tenant is locked by every transaction that
-//! writes, after the row of a run, so that versions become visible in their order.
+//! A path is relative to the directory of its tenant, because workspaces can be nested. Each writer names the
+//! version of a path that it changes. A path is not written if others have changed it since that version, or if
+//! other paths above or beneath it make it impossible. Writes of a run are fenced. Every writing transaction
+//! locks the row of the tenant, after the row of a run, so that versions become visible in their order.
 
 mod owners;
-mod places;
+mod path_conflicts;
 
 use std::collections::BTreeMap;
 
@@ -19,7 +18,7 @@ use super::conflict::retry_conflicts;
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
 
-/// Rows that are read or written by one statement.
+/// Rows that one statement reads, and rows that one statement writes, at most.
 const PAGE: u32 = 2_000;
 const CHUNK: usize = 100;
 
@@ -28,11 +27,11 @@ const CHUNK: usize = 100;
 pub enum KeptContent {
     File(KeptFile),
     Directory,
-    /// A symbolic link, and what it says.
+    /// A symbolic link, and its target.
     Link(String),
 }
 
-/// The content of a file, and what belongs to it.
+/// The content of a file, and its metadata.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptFile {
     /// Its name in the object store.
@@ -47,7 +46,7 @@ pub struct KeptFile {
 }
 
 impl KeptContent {
-    /// Whether it is the same, wherever it is kept and whenever it was made.
+    /// Whether both contents are equal; the object name and the time do not count.
     pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::File(one), Self::File(other)) => {
@@ -66,12 +65,12 @@ impl KeptContent {
     }
 }
 
-/// A path as it is kept.
+/// A stored path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptPath {
     pub path: String,
     pub version: i64,
-    /// None where it was deleted.
+    /// `None` if the path was deleted.
     pub content: Option<KeptContent>,
 }
 
@@ -79,23 +78,23 @@ pub struct KeptPath {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathWrite {
     pub path: String,
-    /// The version that is changed; 0 where there is nothing.
+    /// The version that is changed; 0 if nothing is at the path.
     pub base: i64,
-    /// None where it is deleted.
+    /// `None` if the path is deleted.
     pub content: Option<KeptContent>,
 }
 
 /// Paths that are written in one transaction.
 #[derive(Debug, Clone, Copy)]
 pub struct FileWrites<'a> {
-    /// Which write it is. One that is repeated because its answer was lost is the same.
+    /// Identifies the write. A write that is repeated because its answer was lost has the same id.
     pub id: Uuid,
-    /// Whether nothing is written where a part cannot be.
+    /// Whether nothing is written if some paths cannot be written.
     pub is_whole: bool,
     pub paths: &'a [PathWrite],
 }
 
-/// Who writes, and the condition under which the write is allowed.
+/// The writer, and the condition under which the write is allowed.
 #[derive(Debug, Clone, Copy)]
 pub enum FileWriter<'a> {
     /// A run, which this owner must own.
@@ -107,14 +106,14 @@ pub enum FileWriter<'a> {
 /// The outcome of writing paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathsWritten {
-    /// All but those that others have changed since, or made impossible; none where the write is whole
-    /// and there are any.
+    /// All paths were written except those that others have changed or made impossible. If the write is whole and
+    /// there are any of these, no path was written.
     Done { version: i64, changed_by_others: Vec<String> },
-    /// The run is another owner's: nothing was written.
+    /// Another replica owns the run: nothing was written.
     Fenced,
     /// The run that had to exist does not: nothing was written.
     Orphaned,
-    /// A content that the write refers to is gone: nothing was written.
+    /// An object that the write refers to is missing: nothing was written.
     Lost,
 }
 
@@ -127,17 +126,17 @@ pub enum ObjectClaim {
     New(String),
 }
 
-/// What has changed beneath a directory.
+/// The paths that have changed beneath a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathsChanged {
-    /// Up to which version the answer is complete.
+    /// The version up to which the list is complete.
     pub version: i64,
-    /// Whether all paths are listed and not only those that changed.
+    /// Whether all paths are listed, not only changed ones.
     pub is_all: bool,
     pub paths: Vec<KeptPath>,
 }
 
-/// A write, and the content of its path before.
+/// A write, and the previous content of its path.
 struct PathChange<'a> {
     write: &'a PathWrite,
     before: Option<KeptContent>,
@@ -155,7 +154,7 @@ impl Store {
         rows.first().map_or(Ok((0, 0)), |row| Ok((row.read("version")?, row.read("purged")?)))
     }
 
-    /// What lies beneath a directory of a tenant, or has changed there since a version.
+    /// The paths beneath a directory of a tenant, or only those that have changed since a version.
     pub async fn files_since(
         &self,
         tenant: &str,
@@ -163,7 +162,24 @@ impl Store {
         since: Option<i64>,
     ) -> Result<PathsChanged, StoreError> {
         let (version, purged) = self.versions(tenant).await?;
-        let since = since.filter(|since| *since >= purged);
+        if let Some(since) = since.filter(|since| *since >= purged) {
+            let paths = self.paths_beneath(tenant, directory, Some(since)).await?;
+            // Deletions that were forgotten while the paths were read are not among them.
+            if since >= self.versions(tenant).await?.1 {
+                return Ok(PathsChanged { version, is_all: false, paths });
+            }
+        }
+        let paths = self.paths_beneath(tenant, directory, None).await?;
+        Ok(PathsChanged { version, is_all: true, paths })
+    }
+
+    /// The paths beneath a directory that have changed since a version; all that are there, without one.
+    async fn paths_beneath(
+        &self,
+        tenant: &str,
+        directory: &str,
+        since: Option<i64>,
+    ) -> Result<Vec<KeptPath>, StoreError> {
         let mut paths: Vec<KeptPath> = Vec::new();
         loop {
             let list = beneath(
@@ -182,12 +198,12 @@ impl Store {
                 paths.push(read(row)?);
             }
             if rows.len() < PAGE as usize {
-                return Ok(PathsChanged { version, is_all: since.is_none(), paths });
+                return Ok(paths);
             }
         }
     }
 
-    /// These paths of a tenant, as far as they are known.
+    /// The stored ones of these paths of a tenant.
     pub async fn files_at(
         &self,
         tenant: &str,
@@ -207,8 +223,8 @@ impl Store {
         Ok(known)
     }
 
-    /// Writes paths of a tenant, in one transaction; under the fence of a run where it is one that
-    /// changed them. Doing it twice under one id is harmless.
+    /// Writes paths of a tenant in one transaction; the writes of a run are fenced. Repeating a write under the same
+    /// id is harmless.
     pub async fn write_files(
         &self,
         tenant: &str,
@@ -236,7 +252,7 @@ impl Store {
             }
         }
         let version = next_version(&mut *tx, tenant).await?;
-        // What deletes the run has deleted its files before this, or waits to delete these, too.
+        // A transaction that deletes the run has deleted its files before, or waits and deletes these files too.
         if let FileWriter::Caller(Some(run)) = by
             && tx.run(owners::query_run(run)).await?.is_empty()
         {
@@ -244,7 +260,7 @@ impl Store {
         }
         let (mut changes, mut changed_by_others) =
             split_by_conflict(&mut *tx, tenant, writes).await?;
-        let blocked = places::blocked_paths(&mut *tx, tenant, &changes).await?;
+        let blocked = path_conflicts::blocked_paths(&mut *tx, tenant, &changes).await?;
         changes.retain(|change| !blocked.contains(&change.write.path));
         changed_by_others.extend(blocked);
         if writes.is_whole && !changed_by_others.is_empty() {
@@ -294,8 +310,8 @@ impl Store {
         Ok(!self.backend.write(Work::Data, note.bind("object", object)).await?.is_empty())
     }
 
-    /// Contents that no path has and that have not been used since an instant, to be deleted from the
-    /// object store and then forgotten; some of them.
+    /// Some contents that no path refers to and that have not been used since an instant. The caller deletes them
+    /// from the object store and then calls [`Store::forget_objects`].
     pub async fn unused_objects(
         &self,
         before: chrono::DateTime<chrono::Utc>,
@@ -361,7 +377,7 @@ impl Store {
     }
 }
 
-/// The name in the object store of what is at a path.
+/// The name of a file's content in the object store.
 fn object_of(content: Option<&KeptContent>) -> Option<String> {
     match content {
         Some(KeptContent::File(file)) => Some(file.object.clone()),
@@ -417,7 +433,7 @@ async fn split_by_conflict<'a>(
     Ok((changes, changed_by_others))
 }
 
-/// These paths of a tenant, as far as they are known.
+/// The stored ones of these paths of a tenant.
 async fn at_paths(
     tx: &mut dyn Transaction,
     tenant: &str,
@@ -476,7 +492,7 @@ async fn next_version(tx: &mut dyn Transaction, tenant: &str) -> Result<i64, Sto
     row.read("version")
 }
 
-/// Adds the condition that a path lies beneath a directory, which is not beneath itself.
+/// Adds the condition that a path is strictly beneath a directory.
 fn beneath(query: Query, directory: &str) -> Query {
     if directory == "." {
         return query;

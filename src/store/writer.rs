@@ -1,10 +1,10 @@
 //! Group commit: one task takes the writes of all runs and commits them together.
 //!
-//! Batching is adaptive. Nothing waits for company: an idle writer commits at once, and while
-//! commits are in flight the next batch gathers. Writes of one [`Appender`] that meet in a batch are
-//! merged; those of several never are, even where they mean the same run, so that one which is
-//! refused takes no other with it. A run never has two commits in flight, so its writes stay in
-//! order. It does not decide what is written, and it retries only what the store calls transient.
+//! Batching is adaptive: an idle writer commits at once, and while commits are in flight, the next batch
+//! grows. Writes of one [`Appender`] in the same batch are merged. Writes of different appenders are never
+//! merged, even if they are for the same run, so that a refused write does not affect others. A run never has
+//! two commits in flight, so its writes stay in order. The writer does not decide what is written, and it
+//! retries only transient failures.
 
 pub mod crash;
 
@@ -25,14 +25,14 @@ use crate::jitter;
 
 /// Writes in one commit, at most.
 const MAX_BATCH: usize = 128;
-/// Commits at the same time: one gathers on the disk while the next is on its way.
+/// Commits at the same time: while the disk writes one, the next is on its way.
 const MAX_IN_FLIGHT: usize = 2;
 /// The pause before the first retry; it doubles up to [`LAST_PAUSE`], both with jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
-/// How long the start of a run is tried that was asked for by a request.
+/// How long the first write of a requested run is retried.
 const START_PATIENCE: Duration = Duration::from_secs(3);
-/// How often it is looked which starts have waited for too long behind commits that do not get on.
+/// How often the queue is searched for first writes that have waited for too long behind slow commits.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Why a write is not durable.
@@ -44,10 +44,10 @@ pub enum AppendError {
     /// A new run's id or idempotency key is taken.
     #[error("the run id or the idempotency key is taken")]
     IdTaken,
-    /// The run was asked to cancel, and does not end otherwise; what came before its end is durable.
+    /// The run has a cancel request, so another end is refused; the events before the end are durable.
     #[error("the run was asked to cancel before it ended")]
     Cancelling,
-    /// The store refused the write for a reason that will not pass.
+    /// The store refused the write for a permanent reason.
     #[error("the store refused the write")]
     Refused,
     /// The store did not come back within its patience, or the service is stopping.
@@ -70,12 +70,11 @@ pub struct Appender {
     id: u64,
 }
 
-/// Told of every write as soon as it is durable; the writes of one run in their order. Must not
-/// block.
+/// Called for every write as soon as it is durable; the writes of one run in their order. Must not block.
 pub type OnDurable = Arc<dyn Fn(&RunWrite) + Send + Sync>;
 
-/// Told of every run that had been asked to cancel when it was written, before its driver is told that
-/// the write is durable. Must not block.
+/// Called for every written run that has a cancel request, before its driver is notified that the write is
+/// durable. Must not block.
 pub type OnCancelling = Arc<dyn Fn(Uuid, &Cancelling) + Send + Sync>;
 
 type Answer = oneshot::Sender<Result<(), AppendError>>;
@@ -85,18 +84,18 @@ enum Request {
     Shutdown(oneshot::Sender<()>),
 }
 
-/// The writes of one appender that are committed together, and who waits for them.
+/// The writes of one appender that are committed together, and the channels for their outcome.
 struct Pending {
     appender: u64,
     write: Box<RunWrite>,
     waiting: Waiting,
 }
 
-/// Who waits for a write, and since when.
+/// The channels for the outcome of a write, and when the write was appended.
 struct Waiting {
     since: Instant,
     answers: Vec<Answer>,
-    /// What they get when the write is durable.
+    /// The outcome to send when the write is durable.
     outcome: Result<(), AppendError>,
 }
 
@@ -151,7 +150,7 @@ impl Writer {
         self.available.load(Ordering::Relaxed)
     }
 
-    /// Commits what is queued, then stops.
+    /// Commits all queued writes, then stops.
     pub async fn shutdown(&self) {
         let (done, stopped) = oneshot::channel();
         if self.requests.send(Request::Shutdown(done)).is_ok() {
@@ -170,7 +169,7 @@ impl Appender {
         let (answer, outcome) = oneshot::channel();
         let waiting = Waiting { since: Instant::now(), answers: vec![answer], outcome: Ok(()) };
         let pending = Pending { appender: self.id, write: Box::new(write), waiting };
-        // Where the task is gone, the answer is dropped with the request.
+        // If the task has ended, the channel is dropped with the request.
         let _ = self.writer.requests.send(Request::Append(pending));
         async move { outcome.await.unwrap_or(Err(AppendError::Unavailable)) }
     }
@@ -179,7 +178,7 @@ impl Appender {
 struct Task {
     inbox: mpsc::UnboundedReceiver<Request>,
     committer: Arc<Committer>,
-    /// Not yet in a commit, in the order of arrival.
+    /// Writes that are not in a commit yet, in the order of arrival.
     queue: VecDeque<Pending>,
     /// Runs with a commit in flight.
     in_flight: HashSet<Uuid>,
@@ -191,8 +190,8 @@ impl Task {
         let mut stopped: Vec<oneshot::Sender<()>> = Vec::new();
         let mut requests = Vec::new();
         let mut open = true;
-        let mut look = tokio::time::interval(POLL_INTERVAL);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             while self.commits.len() < MAX_IN_FLIGHT {
                 let batch = self.next_batch();
@@ -206,7 +205,7 @@ impl Task {
             }
             tokio::select! {
                 Some(finished) = self.commits.join_next() => self.finish(finished).await,
-                _ = look.tick(), if !self.queue.is_empty() => self.refuse_late_starts(),
+                _ = poll.tick(), if !self.queue.is_empty() => self.refuse_late_starts(),
                 received = self.inbox.recv_many(&mut requests, MAX_BATCH), if open => open = received > 0,
             }
             for request in requests.drain(..) {
@@ -240,7 +239,7 @@ impl Task {
         }
     }
 
-    /// Refuses starts that nothing was tried of for as long as they may take: they are not stored.
+    /// Refuses first writes of requested runs that have waited for too long: they are not stored.
     fn refuse_late_starts(&mut self) {
         let is_late = |pending: &Pending| {
             pending.write.is_request() && pending.waiting.since.elapsed() >= START_PATIENCE
@@ -252,21 +251,21 @@ impl Task {
         }
     }
 
-    /// Takes from the queue what can be committed now. What cannot keeps its place, and with it
-    /// everything later of the same run.
+    /// Takes the writes from the queue that can be committed now. A write that cannot be committed keeps its
+    /// position, and so do all later writes of its run.
     fn next_batch(&mut self) -> Vec<Pending> {
         let mut batch: Vec<Pending> = Vec::new();
-        let mut places: HashMap<Uuid, usize> = HashMap::new();
+        let mut positions: HashMap<Uuid, usize> = HashMap::new();
         let mut held: HashSet<Uuid> = HashSet::new();
         for _ in 0..self.queue.len() {
             let Some(pending) = self.queue.pop_front() else { break };
             let run = pending.write.run_id;
             let refused = if self.in_flight.contains(&run) || held.contains(&run) {
                 Some(pending)
-            } else if let Some(&place) = places.get(&run) {
-                batch[place].merge(pending)
+            } else if let Some(&position) = positions.get(&run) {
+                batch[position].merge(pending)
             } else if batch.len() < MAX_BATCH {
-                places.insert(run, batch.len());
+                positions.insert(run, batch.len());
                 batch.push(pending);
                 None
             } else {
@@ -277,13 +276,13 @@ impl Task {
                 self.queue.push_back(pending);
             }
         }
-        self.in_flight.extend(places.into_keys());
+        self.in_flight.extend(positions.into_keys());
         batch
     }
 }
 
 impl Pending {
-    /// Appends a later write of the same run; gives it back where it does not continue this one.
+    /// Appends a later write of the same run; returns it if it does not continue this one.
     fn merge(&mut self, mut later: Pending) -> Option<Pending> {
         let next = self.write.events.last().map(|event| event.seq + 1);
         let continues = later.appender == self.appender
@@ -304,7 +303,7 @@ impl Pending {
 impl Waiting {
     fn answer(self, result: Result<(), AppendError>) {
         for answer in self.answers {
-            // Who stopped waiting does not want to know.
+            // The receiver may have stopped waiting.
             let _ = answer.send(result);
         }
     }
@@ -323,24 +322,25 @@ struct Committer {
 }
 
 impl Committer {
-    /// How long this write is tried. The caller who starts a run learns soon that it cannot be stored.
+    /// How long this write is retried. It is shorter for requested runs, so that their callers are not kept
+    /// waiting.
     fn patience_of(&self, write: &RunWrite) -> Duration {
         if write.is_request() { self.patience.min(START_PATIENCE) } else { self.patience }
     }
 
-    /// Commits a batch and answers everybody who waits for it; gives back its runs.
+    /// Commits a batch and sends all outcomes; returns the runs of the batch.
     async fn commit(self: Arc<Self>, batch: Vec<Pending>) -> Vec<Uuid> {
         let (writes, waiting): (Vec<RunWrite>, Vec<Waiting>) =
             batch.into_iter().map(|p| (*p.write, p.waiting)).unzip();
         let runs = writes.iter().map(|write| write.run_id).collect();
-        let refused = self.commit_patiently(writes, waiting).await;
+        let refused = self.commit_with_retries(writes, waiting).await;
         let alone = refused.len() == 1;
         for (write, waiting) in refused {
-            // One write that the database refuses must not fail its neighbours.
+            // A write that the database refuses must not fail the others of the batch.
             let still_refused = if alone {
                 vec![(write, waiting)]
             } else {
-                self.commit_patiently(vec![write], vec![waiting]).await
+                self.commit_with_retries(vec![write], vec![waiting]).await
             };
             for (_, waiting) in still_refused {
                 waiting.answer(Err(AppendError::Refused));
@@ -349,15 +349,15 @@ impl Committer {
         runs
     }
 
-    /// Tells those who wait what became of the writes; gives back what is left to be written: that which
-    /// came before the ends of runs that are to be cancelled.
+    /// Sends the outcomes of the writes. Returns what still has to be written: the events before the end of runs
+    /// with a cancel request.
     fn settle(
         &self,
         writes: Vec<RunWrite>,
         waiting: Vec<Waiting>,
         outcomes: Vec<WriteOutcome>,
     ) -> (Vec<RunWrite>, Vec<Waiting>) {
-        let mut left = (Vec::new(), Vec::new());
+        let mut remaining = (Vec::new(), Vec::new());
         for ((write, waiting), outcome) in writes.into_iter().zip(waiting).zip(outcomes) {
             match outcome {
                 WriteOutcome::Committed => {
@@ -372,17 +372,20 @@ impl Committer {
                     if write.events.is_empty() {
                         waiting.answer(Err(AppendError::Cancelling));
                     } else {
-                        left.0.push(write);
-                        left.1.push(Waiting { outcome: Err(AppendError::Cancelling), ..waiting });
+                        remaining.0.push(write);
+                        remaining
+                            .1
+                            .push(Waiting { outcome: Err(AppendError::Cancelling), ..waiting });
                     }
                 }
             }
         }
-        left
+        remaining
     }
 
-    /// Gives back, unanswered, the writes that the store refuses for a reason that will not pass.
-    async fn commit_patiently(
+    /// Retries transient failures. Returns the writes that the store refuses for a permanent reason; their
+    /// outcomes are not sent yet.
+    async fn commit_with_retries(
         &self,
         mut writes: Vec<RunWrite>,
         mut waiting: Vec<Waiting>,
@@ -396,8 +399,8 @@ impl Committer {
                     crash::point("after_commit");
                     self.seconds.record(since.elapsed());
                     self.available.store(true, Ordering::Relaxed);
-                    for (run, asked) in &cancelling {
-                        (self.on_cancelling)(*run, asked);
+                    for (run, request) in &cancelling {
+                        (self.on_cancelling)(*run, request);
                     }
                     (writes, waiting) = self.settle(writes, waiting, outcomes);
                     if writes.is_empty() {

@@ -294,7 +294,8 @@ impl Metrics {
             self.program_requests.of(tool, "sent").increment(requests);
             self.program_requests.of(tool, "refused").increment(refused);
         }
-        let began = start_of_call(events, at, call.call_id, call.duration_ms);
+        let Some(duration_ms) = call.known_duration_ms() else { return };
+        let began = start_of_call(events, at, call.call_id, duration_ms);
         let ended = events.get(at).map_or(began, |event| event.at);
         self.tool_call_duration.record((ended - began).to_std().unwrap_or_default());
     }

@@ -9,12 +9,15 @@
 //! Names: open-telemetry/semantic-conventions-genai, gen-ai-spans and gen-ai-agent-spans.
 
 use std::borrow::Cow;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use chrono::{DateTime, Utc};
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceState};
 use opentelemetry::{Array, InstrumentationScope, KeyValue, Value};
-use opentelemetry_otlp::{Protocol, SpanExporter as Otlp, WithExportConfig as _};
+use opentelemetry_otlp::{
+    Protocol, SpanExporter as Otlp, WithExportConfig as _, WithHttpConfig as _,
+};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{
@@ -22,8 +25,10 @@ use opentelemetry_sdk::trace::{
     SpanProcessor as _,
 };
 use parking_lot::Mutex;
+use reqwest::blocking;
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, before_by_ms, start_of_call};
+use crate::bounds::address::is_loopback;
 use crate::clock;
 use crate::event::{CallFailure, Ending, Event, ModelResponded, RunEvent};
 use crate::message::{CallTarget, Usage};
@@ -59,13 +64,15 @@ impl Traces {
     /// Starts the export thread. The collector need not be reachable yet.
     pub(super) fn start(settings: &TraceSettings) -> Result<Self, TelemetryError> {
         let endpoint = format!("{}/v1/traces", settings.endpoint.as_str().trim_end_matches('/'));
-        let otlp = Otlp::builder()
+        let mut otlp = Otlp::builder()
             .with_http()
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(endpoint)
-            .with_timeout(EXPORT_TIMEOUT)
-            .build()
-            .map_err(|error| TelemetryError::Traces(error.to_string()))?;
+            .with_timeout(EXPORT_TIMEOUT);
+        if is_loopback(&settings.endpoint) {
+            otlp = otlp.with_http_client(direct_client()?);
+        }
+        let otlp = otlp.build().map_err(|error| TelemetryError::Traces(error.to_string()))?;
         let batches = BatchConfigBuilder::default()
             .with_max_queue_size(QUEUE_CAPACITY)
             .with_max_export_batch_size(BATCH)
@@ -239,6 +246,16 @@ impl Traces {
             status,
             instrumentation_scope: self.scope.clone(),
         });
+    }
+}
+
+/// A client that uses no proxy.
+fn direct_client() -> Result<blocking::Client, TelemetryError> {
+    let client = || blocking::Client::builder().no_proxy().timeout(EXPORT_TIMEOUT).build();
+    // It must not be made on a thread of the asynchronous runtime.
+    match thread::spawn(client).join() {
+        Ok(made) => made.map_err(|error| TelemetryError::Traces(error.to_string())),
+        Err(_) => Err(TelemetryError::Traces("the HTTP client cannot be made".to_owned())),
     }
 }
 

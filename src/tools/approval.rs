@@ -10,9 +10,9 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::audit_arguments::shown;
-use super::interrupted::Interrupted;
+use super::interrupted_call::InterruptedCall;
 use crate::clock;
-use crate::event::{ApprovalBasis, AuditRecord, InputGiven};
+use crate::event::{ApprovalBasis, AuditRecord, InputAnswer};
 use crate::governance::{Call, Decision, Gate};
 use crate::message::canonical_json;
 use crate::run::{Action, Labels};
@@ -22,7 +22,7 @@ pub const LAPSED: &str = "An earlier approval lapsed: ";
 
 /// A person's approval of a call.
 #[derive(Debug, Clone, Copy)]
-pub struct Granted<'a> {
+pub struct GrantedApproval<'a> {
     /// Who approved.
     pub by: &'a str,
     /// Arguments that replace the model's.
@@ -35,24 +35,24 @@ pub struct Granted<'a> {
 
 /// Earlier decisions on a call that is prepared again.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Decided<'a> {
-    pub approval: Option<Granted<'a>>,
+pub struct EarlierDecisions<'a> {
+    pub approval: Option<GrantedApproval<'a>>,
     /// Whether the call was started before and is repeated: its arguments were checked, and the gate let
     /// it pass, under the declarations of that time.
     pub was_started: bool,
     /// The answer to the tool's question in an earlier execution of the call.
-    pub input: Option<&'a InputGiven>,
+    pub input: Option<&'a InputAnswer>,
     /// The recorded start of the call, if a crash interrupted it and its tool can be asked about it.
-    pub interrupted: Option<&'a Interrupted>,
+    pub interrupted: Option<&'a InterruptedCall>,
 }
 
-impl<'a> From<Option<Granted<'a>>> for Decided<'a> {
-    fn from(approval: Option<Granted<'a>>) -> Self {
+impl<'a> From<Option<GrantedApproval<'a>>> for EarlierDecisions<'a> {
+    fn from(approval: Option<GrantedApproval<'a>>) -> Self {
         Self { approval, ..Self::default() }
     }
 }
 
-impl Granted<'_> {
+impl GrantedApproval<'_> {
     /// Why the approval does not hold for the tool as it is declared now, as a sentence for the
     /// person who is asked again.
     pub(super) fn outdated(&self, tool_hash: Option<&str>) -> Option<String> {
@@ -112,12 +112,12 @@ pub fn executed_by_caller(
     reason: String,
 ) -> AuditRecord {
     let outcome = if is_error { "failed" } else { "succeeded" }.to_owned();
-    let decided = decided(call_id, tool, arguments, "client", true, reason);
+    let decided = decision_record(call_id, tool, arguments, "client", true, reason);
     AuditRecord { outcome, result_bytes: Some(content.len() as u64), ..decided }
 }
 
 /// The audit record of a decision on a call, or of a decision that was not made in time.
-pub fn decided(
+pub fn decision_record(
     call_id: Uuid,
     tool: &str,
     arguments: &Value,

@@ -18,7 +18,7 @@ pub(super) const MAX_SCHEMA_ERRORS: usize = 8;
 /// Arguments that match a schema, or what is wrong with them, for the model.
 ///
 /// # Errors
-/// They are no JSON object, or miss the schema.
+/// They are not a JSON object, or do not match the schema.
 pub fn arguments_of(text: &str, schema: &Schema) -> Result<Value, String> {
     parse(text).and_then(|arguments| check(schema, &arguments).map(|()| arguments))
 }
@@ -43,7 +43,7 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
 
 /// A non-negative integer, also if it is written as a float: JSON Schema and some models accept `2.0`.
 pub(super) fn whole_number(value: &Value) -> Option<u64> {
-    /// Up to here, a float is the number that was written.
+    /// Up to this number, a float represents integers exactly.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     #[expect(
         clippy::cast_possible_truncation,
@@ -63,7 +63,7 @@ pub(super) fn whole_number_of<'de, D: Deserializer<'de>>(from: D) -> Result<Opti
     let number = whole_number(&Value::Number(number));
     number
         .map(Some)
-        .ok_or_else(|| D::Error::custom(format!("{written} is no whole number that fits")))
+        .ok_or_else(|| D::Error::custom(format!("{written} is not a whole number in range")))
 }
 
 /// What is wrong with arguments, with JSON pointers into them.

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use url::Url;
 use uuid::Uuid;
 
+use super::guarded_work::with_doubt;
 use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 use crate::bounds::address;
 use crate::governance::{Action, ActionKind, Permit};
@@ -104,7 +105,7 @@ impl Browser {
                 "action": {"type": "string", "enum": ["open", "click", "type", "read", "screenshot", "close"]},
                 "url": {"type": "string", "minLength": 1, "maxLength": 8192, "description": "For open: an http or https address."},
                 "selector": {"type": "string", "minLength": 1, "maxLength": 1024, "description": "For click and type: a reference such as e12, or a CSS selector."},
-                "text": {"type": "string", "maxLength": 65536, "description": "For type: replaces what stands in the field; of a list, the option."}
+                "text": {"type": "string", "maxLength": 65536, "description": "For type: replaces the content of the field; for a list, the option to select."}
             },
             "required": ["action"],
             "additionalProperties": false
@@ -202,13 +203,13 @@ impl Tool for Browser {
         self.pool.lacks_a_browser().map(|why| format!("The browser cannot be used: {why}."))
     }
 
-    fn run_left(&self, run: Uuid, is_parked: bool) {
+    fn release_run(&self, run: Uuid, is_parked: bool) {
         if !self.pool.is_running() {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let pool = Arc::clone(&self.pool);
-            runtime.spawn(async move { pool.run_left(run, is_parked).await });
+            runtime.spawn(async move { pool.release_run(run, is_parked).await });
         }
     }
 
@@ -243,14 +244,14 @@ impl Tool for Browser {
         context: &ToolContext,
     ) -> Result<String, ToolError> {
         let operation = Operation::parse(&arguments)?;
-        let run = context.run_id;
+        let (run, effect) = (context.run_id, operation.effect());
         let turn = self.pool.turn(run).await;
         let work = self.perform(operation, permit, context, Instant::now());
         let performed = tokio::time::timeout(self.settings.timeout, work).await;
         let Ok(performed) = performed else {
             let seconds = self.settings.timeout.as_secs_f64();
             let message = format!("It took longer than {seconds} seconds; the page was closed.");
-            return Err(ToolError::ForModel(message));
+            return Err(ToolError::ForModel(with_doubt(message, effect)));
         };
         turn.end();
         performed
@@ -263,7 +264,7 @@ fn request_to(url: &Url, effect: Effect) -> Action {
     Action { egress: true, ..Action::new(what, effect) }
 }
 
-/// What the model reads of a page.
+/// The text of a page for the model.
 async fn shown(page: &Page, done: &str, with_text: bool) -> Result<String, String> {
     let Shown { title, text, is_whole } = page.read().await?;
     let address = page.address().map_or_else(|| "an error of the browser".to_owned(), String::from);

@@ -21,7 +21,7 @@ pub struct CallOptions {
     pub on_unknown_outcome: OnUnknownOutcome,
     /// The labels that its results give to the run.
     pub yields: Labels,
-    /// Whether `yields` is declared, and also holds for what programs read from the network.
+    /// Whether `yields` is declared, and also applies to what programs read from the network.
     pub declares_yields: bool,
     /// JSON pointers of arguments that are paths of the workspace.
     pub paths: Vec<String>,

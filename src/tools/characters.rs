@@ -4,6 +4,7 @@
 use encoding_rs::{CoderResult, Encoding, UTF_8, UTF_16BE, UTF_16LE, WINDOWS_1252};
 use http::header::CONTENT_TYPE;
 
+use crate::bounds::text::bare_type;
 use crate::outbound::Response;
 
 /// Bytes at the start of a page in which it may declare its encoding.
@@ -15,11 +16,6 @@ pub(super) fn content_type(response: &Response) -> &str {
     response.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// A content type without its parameters.
-pub(super) fn bare_type(kind: &str) -> String {
-    kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
-}
-
 /// Whether the bytes at the start of a body can be text: of all that is read here, only UTF-16 has zeros.
 pub(super) fn may_be_text(start: &[u8], kind: &str) -> bool {
     let is_wide = |encoding: &Encoding| [UTF_16LE, UTF_16BE].contains(&encoding);
@@ -27,7 +23,11 @@ pub(super) fn may_be_text(start: &[u8], kind: &str) -> bool {
 }
 
 /// The encoding that a body, or its content type, declares.
-pub(super) fn said(body: &[u8], kind: &str, is_page: bool) -> Option<&'static Encoding> {
+pub(super) fn declared_encoding(
+    body: &[u8],
+    kind: &str,
+    is_page: bool,
+) -> Option<&'static Encoding> {
     let mark = Encoding::for_bom(body).map(|(encoding, _)| encoding);
     mark.or_else(|| charset(kind)).or_else(|| written(body, is_page))
 }

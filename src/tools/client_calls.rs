@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::approval::{Escalated, Granted};
+use super::approval::{Escalated, GrantedApproval};
 use super::arguments;
 use super::audit_arguments::shown;
 use super::executor::Executor;
@@ -47,7 +47,7 @@ pub struct ClientPermit {
 }
 
 impl ClientPermit {
-    /// The call, refused because the caller makes too many.
+    /// The call, refused because the caller exceeds its rate limit.
     pub fn not_admitted(self, call: &ToolCall, why: &str) -> Finished {
         not_admitted(call, why, self.audit.arguments, self.actions)
     }
@@ -102,7 +102,7 @@ impl Executor {
         call: &ToolCall,
         (tool, arguments): (&ClientTool, Value),
         scope: &RunScope,
-        approval: Option<Granted<'_>>,
+        approval: Option<GrantedApproval<'_>>,
         schema: Option<&Schema>,
     ) -> ClientCall {
         let actions: Arc<[Action]> = [tool.action()].into();
@@ -122,7 +122,8 @@ impl Executor {
             outdated.or_else(|| granted.lapsed(&self.gate, &own_tools, &question))
         });
         let held = approval.filter(|_| lapsed.is_none());
-        let approval = held.or(approval.map(|granted| Granted { arguments: None, ..granted }));
+        let approval =
+            held.or(approval.map(|granted| GrantedApproval { arguments: None, ..granted }));
         let edited = approval.and_then(|granted| granted.arguments).cloned();
         let is_edited = edited.is_some();
         let arguments = edited.unwrap_or(arguments);

@@ -24,7 +24,7 @@ pub struct Credential {
 pub type Credentials = BTreeMap<String, Result<Credential, String>>;
 
 impl Credential {
-    /// Whether it is added to a request for that address, as the program wrote it.
+    /// Whether it is added to a request for this address, which is as the program wrote it.
     pub(super) fn covers(&self, asked: &Url) -> bool {
         let is_there = asked.scheme() == "http"
             && asked.host() == self.url.host()
@@ -32,7 +32,7 @@ impl Credential {
         is_there && is_beneath(asked.path(), self.url.path())
     }
 
-    /// The address that such a request goes on to.
+    /// The address to which such a request is forwarded.
     pub(super) fn address(&self, asked: &Url) -> Url {
         let mut address = self.url.clone();
         address.set_path(asked.path());
@@ -40,7 +40,7 @@ impl Credential {
         address
     }
 
-    /// Adds the secret, in place of what the program wrote there.
+    /// Adds the secret, and replaces a header of the program.
     pub(super) fn add_to(&self, headers: &mut HeaderMap) {
         headers.insert(self.header.clone(), self.value.clone());
     }
@@ -87,7 +87,9 @@ fn plain(url: &Url) -> Url {
 /// Whether a path lies beneath another one, for every server that reads it.
 fn is_beneath(path: &str, root: &str) -> bool {
     let decoded = percent_decode_str(path).decode_utf8_lossy();
-    if decoded.split(['/', '\\']).any(|part| part == "..") {
+    // Some servers treat the text after a semicolon as a parameter of the path segment.
+    let is_up = |part: &str| part.split(';').next() == Some("..");
+    if decoded.split(['/', '\\']).any(is_up) {
         return false;
     }
     let root = root.strip_suffix('/').unwrap_or(root);
@@ -120,6 +122,8 @@ mod tests {
             ("https://a.test/acme", "http://a.test/acmeother", false),
             ("https://a.test/acme", "http://a.test/acme/../other", false),
             ("https://a.test/acme", "http://a.test/acme/..%2fother", false),
+            ("https://a.test/acme", "http://a.test/acme/..;x/other", false),
+            ("https://a.test/acme", "http://a.test/acme/a;../other", true),
             ("https://a.test/acme", "http://a.test/acme/%2E%2e%5Cother", false),
             ("https://a.test/acme", "http://a.test/acme/a%2fb", true),
             ("https://a.test/acme", "http://a.test/ACME/x", false),

@@ -4,7 +4,7 @@
 //! does not affect other files. The parts are in `declared/`: `file` is the format, `script` the tools
 //! that are programs, `http` those that send requests, `reconcile` the queries about interrupted calls,
 //! `outcome` their answers, `mapping` the way from arguments to a request, `form` bodies that are forms,
-//! `openapi` the import from the description of an API, and `written` the output of imported tools as a
+//! `openapi` the import from the description of an API, and `yaml_output` the output of imported tools as a
 //! file.
 
 mod answer;
@@ -17,7 +17,7 @@ mod outcome;
 mod reconcile;
 mod script;
 mod script_output;
-pub mod written;
+pub mod yaml_output;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The services that the tools of all files use.
 #[derive(Clone, Copy)]
-pub struct Surroundings<'a> {
+pub struct Dependencies<'a> {
     pub environment: Environment<'a>,
     pub client: &'a Client,
     pub proxy: &'a Proxy,
@@ -72,7 +72,7 @@ pub struct BrokenFile {
     pub file: String,
     /// Line, column, key and reason.
     pub error: String,
-    /// What else is wrong with it.
+    /// Further mistakes in it.
     pub others: Vec<String>,
 }
 
@@ -106,20 +106,20 @@ pub struct Declared {
 
 impl Declared {
     /// Reads every `*.yaml` and `*.yml` of the directory; a missing one has no tools.
-    pub fn load(dir: &Path, surroundings: Surroundings<'_>) -> Self {
+    pub fn load(dir: &Path, dependencies: Dependencies<'_>) -> Self {
         let mut declared = Self::default();
         let mut sets: BTreeMap<String, String> = BTreeMap::new();
         for file in list(dir) {
             let asked = RefCell::new(Vec::new());
             let environment = |name: &str| {
                 asked.borrow_mut().push(name.to_owned());
-                (surroundings.environment)(name)
+                (dependencies.environment)(name)
             };
-            let surroundings = Surroundings { environment: &environment, ..surroundings };
+            let dependencies = Dependencies { environment: &environment, ..dependencies };
             let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
             let read = match sets.get(&stem) {
                 Some(other) => Err(vec![format!("{other} defines the set {stem:?} already")]),
-                None => Self::read(&file, &Place { dir, set: &stem }, surroundings),
+                None => Self::read(&file, &Place { dir, set: &stem }, dependencies),
             };
             match read {
                 Ok(Set { tools, left_out }) => {
@@ -145,7 +145,7 @@ impl Declared {
     fn read(
         file: &str,
         place: &Place<'_>,
-        surroundings: Surroundings<'_>,
+        dependencies: Dependencies<'_>,
     ) -> Result<Set, Vec<String>> {
         let Place { dir, set } = place;
         if !is_set(set) {
@@ -153,7 +153,7 @@ impl Declared {
             return Err(vec![why]);
         }
         let text = read_text(&dir.join(file), MAX_FILE).map_err(|why| vec![why])?;
-        let load = |text: &str| Self::of_text(place, text, surroundings);
+        let load = |text: &str| Self::of_text(place, text, dependencies);
         load(&text).map_err(|_| {
             let mistakes = mistakes::all(&text, |_| None, |text| load(text).map(drop));
             mistakes.iter().map(ToString::to_string).collect()
@@ -163,10 +163,10 @@ impl Declared {
     fn of_text(
         place: &Place<'_>,
         text: &str,
-        surroundings: Surroundings<'_>,
+        dependencies: Dependencies<'_>,
     ) -> Result<Set, Mistake> {
         let mut left_out = Vec::new();
-        let tools = Self::of_file(place, yaml::read(text)?, surroundings, &mut left_out);
+        let tools = Self::of_file(place, yaml::read(text)?, dependencies, &mut left_out);
         let tools = tools.map_err(|Wrong { key, message }| Mistake::at(key, message))?;
         Ok(Set { tools, left_out })
     }
@@ -174,7 +174,7 @@ impl Declared {
     fn of_file(
         place: &Place<'_>,
         file: ToolsFile,
-        surroundings: Surroundings<'_>,
+        dependencies: Dependencies<'_>,
         left_out: &mut Vec<String>,
     ) -> Result<Vec<Arc<dyn Tool>>, Wrong> {
         let ToolsFile { mut base_url, headers, tools, openapi } = file;
@@ -214,19 +214,19 @@ impl Declared {
                 return Err(Wrong::at(format!("openapi.effects.{id}"), message));
             }
         }
-        let Surroundings { environment, client, .. } = surroundings;
+        let Dependencies { environment, client, .. } = dependencies;
         let service = Service::new(place.set, base_url.as_deref(), &headers, environment, client);
         let mut names: Vec<String> = Vec::new();
         let mut made = Vec::new();
         for (key, entry) in entries {
             if names.contains(&entry.name) {
-                let message = format!("{:?} is there twice", entry.name);
+                let message = format!("{:?} appears twice", entry.name);
                 return Err(Wrong::at(format!("{key}.name"), message));
             }
             names.push(entry.name.clone());
             entry.check().map_err(|wrong| wrong.beneath(&key))?;
             let tool = if entry.command.is_some() {
-                ScriptTool::new(place, entry, surroundings)
+                ScriptTool::new(place, entry, dependencies)
                     .map(|tool| Arc::new(tool) as Arc<dyn Tool>)
                     .map_err(|wrong| wrong.beneath(&key))?
             } else {
@@ -271,7 +271,7 @@ fn list(dir: &Path) -> Vec<String> {
     files
 }
 
-/// Whether the text of a file of tools can be read back.
+/// Checks that the text of a tools file can be read back.
 ///
 /// # Errors
 /// Why not.

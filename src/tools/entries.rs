@@ -36,7 +36,7 @@ pub(super) fn stat(directory: impl AsFd, name: &OsStr) -> io::Result<Stat> {
 /// Shows the entries of a directory that was opened for this, until the visitor has seen enough.
 ///
 /// # Errors
-/// What the system says, or the visitor. What is gone in the meantime is passed over.
+/// Errors of the file system or of the visitor. Entries that disappear in the meantime are skipped.
 pub(super) fn each<E: From<io::Error>>(
     directory: impl AsFd,
     space: &mut Space,

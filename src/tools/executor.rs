@@ -6,7 +6,7 @@
 //! call becomes its result; only a fault of the service itself ends the run. Appending events, and
 //! deciding what happens next, is the engine's.
 
-mod reconciling;
+mod reconciliation;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::approval::{Decided, Escalated, Granted};
+use super::approval::{EarlierDecisions, Escalated, GrantedApproval};
 use super::arguments;
 use super::audit_arguments::shown;
 pub use super::call_options::CallOptions;
-use super::changed::Changes;
-use super::guarded::{Failure, audited, guarded};
+use super::change_recorder::Changes;
+use super::guarded_work::{Failure, audited, guarded};
 use super::interceptors::{CallView, Intercepted, Interceptors, Returned};
 use super::mcp::Unlisted;
-use super::offered::{CallRequest, Offered, PlannedCall, Unprepared};
-pub use super::ready::Ready;
+use super::offered_tool::{CallRequest, OfferedTool, PlannedCall, Unprepared};
+pub use super::ready_call::ReadyCall;
 use super::results::{
     FatalToolError, Finished, awaiting_child, awaiting_input, blocked, error_text, escalated,
     fatal, fault, finished, intercepted, refused,
@@ -39,7 +39,7 @@ use crate::event::{
 use crate::governance::{Action, Call, Decision, Gate, Verdict};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Consumption, Delegation, Effect, Labels};
-use reconciling::unsettled;
+use reconciliation::unsettled;
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -55,7 +55,7 @@ const LONGEST_ASKED: Duration = Duration::from_secs(10);
 
 /// The tools of an agent behind its gate. Made once for a definition, shared by all its runs.
 pub struct Executor {
-    tools: Vec<Offered>,
+    tools: Vec<OfferedTool>,
     pub(super) gate: Gate,
     pub(super) interceptors: Interceptors,
     unlisted: Vec<Unlisted>,
@@ -80,13 +80,13 @@ pub enum Prepared {
     /// It needs an approval.
     Escalated(Escalated),
     /// It may be executed, once its start is stored.
-    Ready(Ready),
+    Ready(ReadyCall),
 }
 
 /// A call that has been judged.
 struct Judged {
     prepared: Prepared,
-    /// Why its approval does not hold any more.
+    /// Why its approval has lapsed.
     lapsed: Option<String>,
 }
 
@@ -103,7 +103,7 @@ impl Executor {
         let offer = |tool: Arc<dyn Tool>| match Schema::of_tool(&tool.info().input_schema) {
             Ok(arguments) => {
                 let hash = tool.info().hash(&tool.does());
-                Ok(Offered {
+                Ok(OfferedTool {
                     arguments,
                     hash,
                     options: options(&tool.info().name),
@@ -190,7 +190,7 @@ impl Executor {
 
     /// The labels that the result of a call gives to a run that did not see the call end.
     pub fn yields_of_reported(&self, tool: &str) -> Labels {
-        let Some(Offered { options, .. }) = self.named(tool) else { return Labels::UNTRUSTED };
+        let Some(OfferedTool { options, .. }) = self.named(tool) else { return Labels::UNTRUSTED };
         options.yields.without(options.sanitizes)
     }
 
@@ -215,7 +215,7 @@ impl Executor {
         call: &ToolCall,
         slot: Slot,
         scope: &RunScope,
-        Decided { approval, was_started, input, .. }: Decided<'_>,
+        EarlierDecisions { approval, was_started, input, .. }: EarlierDecisions<'_>,
     ) -> Result<Prepared, FatalToolError> {
         let Some((place, offered)) = self.offered(&call.name, scope) else {
             return Ok(Prepared::Answered(self.unknown(call, was_started)));
@@ -245,7 +245,7 @@ impl Executor {
     async fn judge_with(
         &self,
         asked: &CallRequest<'_>,
-        approval: Option<Granted<'_>>,
+        approval: Option<GrantedApproval<'_>>,
         outdated: Option<String>,
     ) -> Result<Judged, Unprepared> {
         let (call, scope, offered) = (asked.call, asked.scope, asked.offered);
@@ -279,7 +279,8 @@ impl Executor {
         let held = held.filter(|_| lapsed.is_none());
         let earlier = asked.was_started.then_some(EARLIER_DECISION);
         let approved_by = held.map(|granted| granted.by).or(earlier);
-        let approval = held.or(approval.map(|granted| Granted { arguments: None, ..granted }));
+        let approval =
+            held.or(approval.map(|granted| GrantedApproval { arguments: None, ..granted }));
         let prepared = match self.gate.judge(scopes, Call { approved_by, ..question }) {
             Verdict::Pass { permit, decision, rule, pattern, reason, allowance } => {
                 let started = ToolCallStarted {
@@ -298,7 +299,7 @@ impl Executor {
                     arguments: rewritten,
                 };
                 let is_concurrent = effect == Effect::Read || tool.info().concurrent;
-                Prepared::Ready(Ready {
+                Prepared::Ready(ReadyCall {
                     started,
                     tool: asked.place,
                     permit,
@@ -326,12 +327,12 @@ impl Executor {
         Ok(Judged { prepared, lapsed })
     }
 
-    fn named(&self, tool: &str) -> Option<&Offered> {
+    fn named(&self, tool: &str) -> Option<&OfferedTool> {
         self.tools.iter().find(|offered| offered.tool.info().name == tool)
     }
 
     /// The result of a call of a tool that is not offered; that of a server of which nothing is known
-    /// may be there all the same.
+    /// may exist nevertheless.
     fn unknown(&self, call: &ToolCall, was_started: bool) -> Finished {
         let unlisted = self.unlisted.iter().find(|server| server.has(&call.name));
         let message = unlisted
@@ -341,7 +342,7 @@ impl Executor {
     }
 
     /// A tool that the run may use, and its place.
-    fn offered(&self, name: &str, scope: &RunScope) -> Option<(usize, &Offered)> {
+    fn offered(&self, name: &str, scope: &RunScope) -> Option<(usize, &OfferedTool)> {
         let mut tools = self.tools.iter().enumerate();
         tools.find(|(_, offered)| offered.tool.info().name == name && scope.tools.contains(name))
     }
@@ -399,7 +400,7 @@ impl Executor {
     /// [`FatalToolError`] where the tool says that the service is at fault.
     pub async fn execute(
         &self,
-        mut ready: Ready,
+        mut ready: ReadyCall,
         scope: &RunScope,
         cancel: &CancellationToken,
     ) -> Result<Finished, FatalToolError> {
@@ -451,6 +452,7 @@ impl Executor {
                 replaced,
                 child_run_id: ready.context.child_run.id(),
                 reconciled,
+                found_out: false,
             }
         };
         match result {
@@ -483,13 +485,13 @@ impl Executor {
     }
 
     /// The labels that the result of an executed call gives to the run.
-    fn yields_of(&self, ready: &Ready, has_failed: bool) -> Labels {
-        let Some(Offered { options, .. }) = self.tools.get(ready.tool) else {
+    fn yields_of(&self, ready: &ReadyCall, has_failed: bool) -> Labels {
+        let Some(OfferedTool { options, .. }) = self.tools.get(ready.tool) else {
             return Labels::default();
         };
         let private =
             if ready.permit.reads_private() { Labels::PRIVATE } else { Labels::default() };
-        let read = ready.context.has_read.labels().and(private);
+        let read = ready.context.read_labels.labels().and(private);
         let in_vain = has_failed && ready.context.requests.had_no_answer();
         let own = if in_vain { Labels::default() } else { options.yields };
         let asked = ready.context.requests.labels();
@@ -498,7 +500,7 @@ impl Executor {
     }
 
     /// How long one try of a call may take.
-    fn limit(ready: &Ready, scope: &RunScope, options: &CallOptions) -> Duration {
+    fn limit(ready: &ReadyCall, scope: &RunScope, options: &CallOptions) -> Duration {
         let usual = match Delegation::of_tool(&ready.started.tool) {
             Some(_) => scope.delegation_timeout,
             None => scope.timeout,
@@ -506,8 +508,8 @@ impl Executor {
         options.timeout.unwrap_or(usual).min(scope.longest.unwrap_or(Duration::MAX))
     }
 
-    async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {
-        let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
+    async fn tried(&self, ready: &ReadyCall, scope: &RunScope) -> Result<String, Failure> {
+        let Some(OfferedTool { tool, options, .. }) = self.tools.get(ready.tool) else {
             return Err(Failure::Fatal("the call was prepared by another executor".into()));
         };
         let limit = Self::limit(ready, scope, options);
@@ -515,7 +517,7 @@ impl Executor {
         let mut pause = FIRST_PAUSE;
         for _ in 0..retries {
             if ready.effect() != Effect::Read {
-                scope.standing.held().await;
+                scope.standing.until_valid().await;
             }
             let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
             let done = guarded(limit, ready.effect(), work).await;
@@ -529,7 +531,7 @@ impl Executor {
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
         if ready.effect() != Effect::Read {
-            scope.standing.held().await;
+            scope.standing.until_valid().await;
         }
         let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
         guarded(limit, ready.effect(), work).await

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::super::approval::{Decided, Granted};
+use super::super::approval::{EarlierDecisions, GrantedApproval};
 use super::*;
 use crate::event::{ApprovalBasis, AuditRecord, Circumstances, RunEvent, ToolCallBlocked};
 use crate::governance::{Action, ActionKind, Permit, Policy, ToolPolicy, ToolRule};
@@ -158,7 +158,7 @@ impl Bench {
         self.executor.prepare(&call(name, arguments), SLOT, &self.scope, None).await.unwrap()
     }
 
-    async fn ready(&self, what: &str) -> Ready {
+    async fn ready(&self, what: &str) -> ReadyCall {
         match self.prepare("probe", &json!({"do": what}).to_string()).await {
             Prepared::Ready(ready) => ready,
             other => panic!("{what}: {other:?}"),
@@ -286,7 +286,7 @@ async fn an_approval_answers_the_question_and_nothing_else() {
     let shown = escalated.actions;
     let granted = |arguments| {
         let actions: &[Action] = if Option::is_none(&arguments) { &shown } else { &[] };
-        Some(Granted { by: "ann", arguments, basis: &basis, actions })
+        Some(GrantedApproval { by: "ann", arguments, basis: &basis, actions })
     };
     let approved =
         bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(None)).await.unwrap();
@@ -319,7 +319,7 @@ async fn an_approval_answers_the_question_and_nothing_else() {
         (None, &basis, other.as_slice(), does_more),
         (Some(&look), &basis, other.as_slice(), does_more),
     ] {
-        let granted = Granted { by: "ann", arguments, basis, actions };
+        let granted = GrantedApproval { by: "ann", arguments, basis, actions };
         let again = bench.executor.prepare(&destroy, SLOT, &bench.scope, Some(granted)).await;
         let Prepared::Escalated(escalated) = again.unwrap() else { panic!("{why}") };
         assert!(escalated.reason.ends_with(why), "{}", escalated.reason);
@@ -370,7 +370,7 @@ async fn an_approval_outlives_labels_that_change_nothing() {
     ] {
         let bench = bench(&Policy { flow: flow.clone(), ..policy });
         let destroy = call("probe", r#"{"do": "destroy"}"#);
-        let granted = Granted { by: "ann", arguments: edited, basis: &basis, actions: &[] };
+        let granted = GrantedApproval { by: "ann", arguments: edited, basis: &basis, actions: &[] };
         let scope = RunScope { labels: Labels::UNTRUSTED, ..bench.scope.clone() };
         let found = match bench.executor.prepare(&destroy, SLOT, &scope, Some(granted)).await {
             Ok(Prepared::Ready(_)) => "ready".to_owned(),
@@ -388,7 +388,7 @@ async fn an_approval_outlives_labels_that_change_nothing() {
 #[tokio::test]
 async fn a_call_that_was_started_is_not_decided_on_anew() {
     let bench = bench(&Policy { tool_policies: vec![denied("other")], ..Policy::default() });
-    let started = Decided { was_started: true, ..Decided::default() };
+    let started = EarlierDecisions { was_started: true, ..EarlierDecisions::default() };
     // It would be asked for, and does not match the schema.
     for arguments in [r#"{"do": "destroy"}"#, r#"{"do": 1}"#] {
         let call = call("probe", arguments);

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use cap_std::fs::{Metadata, MetadataExt};
@@ -17,6 +17,21 @@ use sha2::{Digest, Sha256};
 pub const PIECE: u32 = 32 << 10;
 /// A file that was changed this lately may change again without its time showing it.
 const SETTLED: Duration = Duration::from_secs(2);
+
+/// The end of the year 9999, in seconds since 1970.
+const LATEST: Duration = Duration::from_secs(253_402_300_799);
+
+/// When a file was last changed. A program can set a time that no calendar has: the nearest one is taken then.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn modified(metadata: &Metadata) -> io::Result<SystemTime> {
+    Ok(dated(metadata.modified()?.into_std()))
+}
+
+fn dated(time: SystemTime) -> SystemTime {
+    time.clamp(UNIX_EPOCH, UNIX_EPOCH + LATEST)
+}
 
 /// One content of one file, as far as the file system shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -119,7 +134,7 @@ impl Content {
     /// hashed.
     ///
     /// # Errors
-    /// The file was changed, or what the system says.
+    /// The file was changed, or errors of the file system.
     pub fn next_piece(&mut self) -> io::Result<Option<Bytes>> {
         if self.at == self.end {
             return Ok(None);
@@ -149,6 +164,8 @@ impl Content {
 
 #[cfg(test)]
 mod tests {
+    use chrono::{DateTime, SecondsFormat, Utc};
+
     use super::*;
 
     const CHUNK: usize = PIECE as usize;
@@ -165,6 +182,17 @@ mod tests {
             all.extend(piece);
         }
         Ok(all)
+    }
+
+    #[test]
+    fn a_time_that_no_calendar_has_becomes_the_nearest_one() {
+        let far = Duration::from_secs(1 << 50);
+        for (time, shown) in
+            [(UNIX_EPOCH + far, "9999-12-31T23:59:59Z"), (UNIX_EPOCH - far, "1970-01-01T00:00:00Z")]
+        {
+            let shown_time = DateTime::<Utc>::from(dated(time));
+            assert_eq!(shown_time.to_rfc3339_opts(SecondsFormat::Secs, true), shown);
+        }
     }
 
     #[test]

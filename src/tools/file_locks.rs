@@ -22,9 +22,9 @@ use sha2::{Digest, Sha256};
 
 /// The directory of the lock files on a volume; no tenant can have its name.
 const DIRECTORY: &str = ".locks";
-/// Locks that names share.
+/// The number of locks, which names share by their hash.
 const LOCKS: usize = 256;
-/// How long others may take.
+/// How long a lock is waited for.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -110,7 +110,7 @@ fn number_of(dir: &Dir, name: &str) -> io::Result<usize> {
 /// A lock file of a volume.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn lock_file(root: &Path, name: &str) -> io::Result<File> {
     let directory = root.join(DIRECTORY);
     let open = || {
@@ -162,7 +162,7 @@ mod tests {
             drop(held);
             drop(lock(&locks).unwrap());
         }
-        // As another process holds it.
+        // As if another process held it.
         let name = format!(".{:02x}", number(&dir, "x"));
         let other = lock_file(root.path(), &name).unwrap();
         other.lock().unwrap();

@@ -26,12 +26,14 @@ use super::arguments::whole_number_of;
 use super::large_contents;
 use super::quota::OverQuota;
 use super::workspace::{Kind, PathError, Resolved};
-use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf};
+use super::{
+    ChangeRecorder, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf,
+};
 use crate::event::ValidationError;
-use crate::fairness::{self, Failed};
+use crate::fairness::{self, WorkError};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
-use reading::Begun;
+use reading::FirstRead;
 
 /// Searches of all runs at the same time: each holds a file and what its pattern builds.
 static SEARCHES: Semaphore = Semaphore::const_new(4);
@@ -45,8 +47,8 @@ pub const NAME: &str = "file_ops";
 const DESCRIPTION: &str = "Reads and changes files in your workspace. `operation` says what; the other arguments \
     depend on it:\n\
     - read: path; optional offset, limit (lines). The file's text, of a PDF document too.\n\
-    - write: path, content. Makes the file (and its directories) or replaces it.\n\
-    - append: path, content. Adds to the end, makes a missing file.\n\
+    - write: path, content. Creates the file (and its directories) or replaces it.\n\
+    - append: path, content. Adds to the end, creates a missing file.\n\
     - edit: path, old, new; optional replace_all. Replaces exact text that occurs once.\n\
     - list: optional path. Names in a directory; directories end with /.\n\
     - glob: pattern; optional path. Paths that match, e.g. **/*.md.\n\
@@ -214,14 +216,14 @@ impl Tool for FileOps {
         if let Operation::Read { offset, limit, .. } = Operation::parse(&arguments)? {
             let path = path_of(&permit, 0)?;
             match reading::begin(&context.workspace, path, offset, limit)? {
-                Begun::Text(text) => return Ok(text),
-                Begun::Pdf(document) => {
+                FirstRead::Text(text) => return Ok(text),
+                FirstRead::Pdf(document) => {
                     let text = pdf::text(document).await;
                     let text =
                         text.map_err(|why| ToolError::ForModel(format!("{path:?} {why}")))?;
                     return reading::page_of(path, &text, offset, limit);
                 }
-                Begun::Large => {}
+                FirstRead::Large => {}
             }
         }
         let workspace = context.workspace.clone();
@@ -254,7 +256,7 @@ impl<'a> Operation<'a> {
         })
     }
 
-    /// Its arguments that have a form of their own, each with its pointer.
+    /// Its arguments with a syntax of their own, each with its pointer.
     fn checked(self) -> Vec<(&'static str, Result<(), ToolError>)> {
         match self {
             Self::Glob { pattern, .. } => {
@@ -270,7 +272,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// What this would do. Looks at links and at what exists, touches nothing.
+    /// The actions that it would perform. Inspects links and existing files, changes nothing.
     fn actions(self, workspace: &Workspace) -> Result<Vec<Action>, ToolError> {
         let read = |path: &str| Ok::<_, PathError>(reads(workspace.resolve(path)?.path));
         Ok(match self {
@@ -342,7 +344,7 @@ impl<'a> Operation<'a> {
         })
     }
 
-    /// Bytes that it has in memory at most while it is done, as the files are now.
+    /// The most bytes that it takes in memory, judging by the current files.
     fn holds(self, workspace: &Workspace, permit: &Permit) -> u64 {
         // What else is moved with a directory is not read.
         let (files, most) = match self {
@@ -366,13 +368,13 @@ impl<'a> Operation<'a> {
         sizes.sum::<u64>() * writing::COPIES
     }
 
-    /// Does it, on the permitted paths.
+    /// Executes it, on the permitted paths.
     fn perform(
         self,
         workspace: &Workspace,
         permit: &Permit,
         stop: &CancellationToken,
-        changed: &Changed,
+        changed: &ChangeRecorder,
     ) -> Result<String, ToolError> {
         let path = path_of(permit, 0)?;
         match self {
@@ -429,7 +431,7 @@ fn writes_lines(path: String, effect: Effect, destructive: bool, lines: usize) -
     Action { lines: lines as u64, ..writes(path, effect, destructive) }
 }
 
-/// The same with the directories that have to be made for it.
+/// The same with the directories that must be created for it.
 fn with_directories(workspace: &Workspace, action: Action) -> Action {
     let makes = match &action.what {
         ActionKind::Write { path } => writing::missing_above(workspace, path),
@@ -454,8 +456,8 @@ pub(super) async fn blocking<T: Send + 'static>(
     let _stop_when_dropped = stop.clone().drop_guard();
     match fairness::blocking(move || work(&stop)).await {
         Ok(done) => done,
-        Err(Failed { panic: Some(panic) }) => std::panic::resume_unwind(panic),
-        Err(Failed { panic: None }) => Err(stopped()),
+        Err(WorkError { panic: Some(panic) }) => std::panic::resume_unwind(panic),
+        Err(WorkError { panic: None }) => Err(stopped()),
     }
 }
 
@@ -475,7 +477,7 @@ where
             Ok(done) => return Ok(done),
             Err(not_begun) => work = not_begun,
         }
-        standing.held().await;
+        standing.until_valid().await;
     }
 }
 

@@ -151,10 +151,10 @@ impl Interceptors {
         returned: &Returned<'_>,
         text: &str,
     ) -> Result<(String, Option<Replaced>), String> {
-        let known = secrets::without_known(text).into_owned();
+        let known = secrets::without_known_secrets(text).into_owned();
         let (text, replaced) =
             self.after(returned, known).map_err(|why| format!("The result is withheld. {why}"))?;
-        Ok((capped(secrets::without_known(&text).into_owned()), replaced))
+        Ok((capped(secrets::without_known_secrets(&text).into_owned()), replaced))
     }
 
     /// Applies those for results of a tool, and returns which one replaced it last.
@@ -288,8 +288,7 @@ fn glob(key: &str, pattern: &str) -> Result<Glob, InterceptorError> {
         .map_err(|refused| InterceptorError { key: format!("{key}.tool"), message: refused.0 })
 }
 
-/// Puts a value where a pointer leads; a new member, or one behind the last item (`-`), may come
-/// about.
+/// Sets the value at a pointer; that may add a member, or an item at the end of a list (`-`).
 fn put(arguments: &mut Value, pointer: &str, value: Value) -> Option<()> {
     let (parent, last) = pointer.rsplit_once('/')?;
     let key = unescaped_key(last);

@@ -5,12 +5,12 @@ use std::sync::LazyLock;
 
 use tokio::sync::SemaphorePermit;
 
-use crate::bounds::memory::{self, Places};
+use crate::bounds::memory::{self, MemorySemaphore};
 
 /// Bytes that need no permit.
 const SMALL: u64 = 64 << 10;
 
-static TURNS: LazyLock<Places> = LazyLock::new(Places::of_part);
+static TURNS: LazyLock<MemorySemaphore> = LazyLock::new(MemorySemaphore::of_share);
 
 /// The permit of one call.
 pub(super) type Turn = SemaphorePermit<'static>;
@@ -20,8 +20,8 @@ pub(super) async fn turn(bytes: u64) -> Option<Turn> {
     if bytes <= SMALL {
         return None;
     }
-    let turn = TURNS.take(bytes).await;
-    memory::enough().await;
+    let turn = TURNS.acquire(bytes).await;
+    memory::wait_while_scarce().await;
     turn
 }
 

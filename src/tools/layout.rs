@@ -15,7 +15,7 @@ use rustix::fs::{Timespec, Timestamps, futimens};
 use sha2::{Digest, Sha256};
 
 use super::sandbox::walk::{WalkEntry, WalkLimit, walk};
-use super::staged::Staged;
+use super::staged_file::StagedFile;
 use super::workspace::{Kind, is_absent, normalise};
 use super::{Workspace, own_writes, removal};
 
@@ -39,14 +39,14 @@ pub struct Stamp {
 pub enum Found {
     File(FoundFile),
     Directory,
-    /// A symbolic link, and what it says.
+    /// A symbolic link, and its target.
     Link(String),
     Nothing,
-    /// What cannot be kept.
+    /// Something that cannot be stored.
     Other,
 }
 
-/// A file that is there.
+/// An existing file.
 #[derive(Debug)]
 pub struct FoundFile {
     pub file: File,
@@ -70,7 +70,7 @@ impl Stamp {
 /// held until the returned file is dropped.
 ///
 /// # Errors
-/// Why it cannot be.
+/// Why that is not possible.
 pub fn take_over(root: &Path) -> Result<File, String> {
     let shown = root.display();
     let failed = |error: io::Error| format!("{shown}: {error}");
@@ -105,7 +105,7 @@ pub fn take_over(root: &Path) -> Result<File, String> {
 /// What is at a path.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn look(tenant: &Workspace, path: &str) -> io::Result<Found> {
     let (dir, name) = match tenant.holder(path) {
         Err(e) if is_nothing(&e) => return Ok(Found::Nothing),
@@ -149,10 +149,10 @@ fn is_nothing(error: &io::Error) -> bool {
     is_link || is_absent(error)
 }
 
-/// All that lies beneath a directory; what has no name of text is left out.
+/// All entries beneath a directory; names that are not UTF-8 are left out.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn beneath(tenant: &Workspace, directory: &str) -> io::Result<Vec<String>> {
     let root = match tenant.open_dir(directory) {
         Err(e) if is_nothing(&e) => return Ok(Vec::new()),
@@ -166,7 +166,7 @@ pub fn beneath(tenant: &Workspace, directory: &str) -> io::Result<Vec<String>> {
         |beyond: WalkLimit| refused(beyond),
         |entry: &WalkEntry<'_>| {
             if let Some(name) = entry.name.to_str()
-                && !Staged::is_name(name)
+                && !StagedFile::is_name(name)
             {
                 paths.push(joined(directory, entry.path));
             }
@@ -193,44 +193,46 @@ pub fn is_path(path: &str) -> bool {
 /// An empty file that is put into a place later.
 ///
 /// # Errors
-/// What the system says.
-pub fn stage(tenant: &Workspace) -> io::Result<(Staged, File)> {
-    let (staged, file) = Staged::create(&tenant.root())?;
+/// Errors of the file system.
+pub fn stage(tenant: &Workspace) -> io::Result<(StagedFile, File)> {
+    let (staged, file) = StagedFile::create(&tenant.root())?;
     Ok((staged, file.into_std()))
 }
 
-/// Puts a file in its place.
+/// Gives a staged file its permissions and its time; returns the stamp that it will have in its place.
 ///
 /// # Errors
-/// What the system says.
-pub fn place(
-    tenant: &Workspace,
-    path: &str,
-    (staged, file): (&Staged, &File),
-    (mode, modified_ns): (u32, i64),
-) -> io::Result<Stamp> {
+/// Errors of the file system.
+pub fn finish(file: &File, (mode, modified_ns): (u32, i64)) -> io::Result<Stamp> {
     file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode & 0o777))?;
     let time = Timespec {
         tv_sec: modified_ns.div_euclid(1_000_000_000),
         tv_nsec: modified_ns.rem_euclid(1_000_000_000),
     };
     futimens(file, &Timestamps { last_access: time, last_modification: time })?;
-    let stamp = Stamp::of(&Metadata::from_file(file)?);
-    let way = tenant.way(path)?.make()?;
-    if way.dir().symlink_metadata(way.name()).is_ok_and(|there| there.is_dir()) {
-        removal::remove(way.dir(), way.name().as_ref())?;
+    Ok(Stamp::of(&Metadata::from_file(file)?))
+}
+
+/// Puts a file in its place.
+///
+/// # Errors
+/// Errors of the file system.
+pub fn place(tenant: &Workspace, path: &str, staged: &StagedFile) -> io::Result<()> {
+    let parent = tenant.destination(path)?.make()?;
+    if parent.dir().symlink_metadata(parent.name()).is_ok_and(|there| there.is_dir()) {
+        removal::remove(parent.dir(), parent.name().as_ref())?;
     }
-    staged.replace(way.dir(), way.name())?;
-    way.keep();
-    Ok(stamp)
+    staged.replace(parent.dir(), parent.name())?;
+    parent.keep();
+    Ok(())
 }
 
 /// Makes a directory.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn place_directory(tenant: &Workspace, path: &str) -> io::Result<()> {
-    let made = tenant.way(path)?.make()?;
+    let made = tenant.destination(path)?.make()?;
     match made.dir().symlink_metadata(made.name()) {
         Ok(there) if there.is_dir() => {}
         Ok(_) => {
@@ -246,10 +248,10 @@ pub fn place_directory(tenant: &Workspace, path: &str) -> io::Result<()> {
 /// Makes a symbolic link. Where it leads is judged when it is followed.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn place_link(tenant: &Workspace, path: &str, target: &str) -> io::Result<()> {
     remove(tenant, path)?;
-    let made = tenant.way(path)?.make()?;
+    let made = tenant.destination(path)?.make()?;
     rustix::fs::symlinkat(target, &**made.dir(), made.name())?;
     made.keep();
     Ok(())
@@ -258,7 +260,7 @@ pub fn place_link(tenant: &Workspace, path: &str, target: &str) -> io::Result<()
 /// Removes what is at a path, with all that is in it.
 ///
 /// # Errors
-/// What the system says; where there is nothing, nothing.
+/// Errors of the file system; an absent entry is no error.
 pub fn remove(tenant: &Workspace, path: &str) -> io::Result<()> {
     let (dir, name) = match tenant.holder(path) {
         Err(e) if is_nothing(&e) => return Ok(()),
@@ -274,7 +276,7 @@ pub fn remove(tenant: &Workspace, path: &str) -> io::Result<()> {
 /// Removes a directory where nothing is in it.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn remove_empty(tenant: &Workspace, path: &str) -> io::Result<()> {
     let (dir, name) = match tenant.holder(path) {
         Err(e) if is_nothing(&e) => return Ok(()),
@@ -290,17 +292,17 @@ pub fn remove_empty(tenant: &Workspace, path: &str) -> io::Result<()> {
 /// Gives a file other permissions.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn set_mode(tenant: &Workspace, path: &str, mode: u32) -> io::Result<()> {
     let (dir, name) = tenant.holder(path)?;
     dir.open_with(name, cap_std::fs::OpenOptions::new().read(true))?
         .set_permissions(Permissions::from_mode(mode & 0o777))
 }
 
-/// The SHA-256 of a file in hexadecimal digits, and its bytes, of which there are at most so many.
+/// The SHA-256 of a file in hexadecimal digits, and its size, which may be at most `most` bytes.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn hashed(file: &File, most: u64) -> io::Result<(String, u64)> {
     let (mut hash, mut at, mut chunk) = (Sha256::new(), 0, vec![0; CHUNK]);
     while at <= most {
@@ -317,7 +319,7 @@ pub fn hashed(file: &File, most: u64) -> io::Result<(String, u64)> {
 /// A piece of a file, shorter only at its end.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn piece(file: &File, at: u64, size: usize) -> io::Result<Vec<u8>> {
     let mut piece = vec![0; size];
     let mut filled = 0;
@@ -347,7 +349,9 @@ mod tests {
     fn put(tenant: &Workspace, path: &str, text: &str) -> io::Result<Stamp> {
         let (staged, mut file) = stage(tenant)?;
         file.write_all(text.as_bytes())?;
-        place(tenant, path, (&staged, &file), (0o640, 1_000_000_000_123_456_789))
+        let stamp = finish(&file, (0o640, 1_000_000_000_123_456_789))?;
+        place(tenant, path, &staged)?;
+        Ok(stamp)
     }
 
     #[test]

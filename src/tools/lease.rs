@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How often a replica that may not act looks again.
+/// The interval at which a replica that may not act checks again.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The time of the last good heartbeat.
@@ -23,7 +23,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Good from now on for two thirds of `lease`.
+    /// A lease that is valid from now on for two thirds of `lease`.
     pub fn new(lease: Duration) -> Self {
         Self { since: Instant::now(), renewed_ms: AtomicU64::new(0), good_for: lease * 2 / 3 }
     }
@@ -37,31 +37,31 @@ impl Lease {
 
     /// Whether something new may be started.
     pub fn holds(&self) -> bool {
-        !self.left().is_zero()
+        !self.remaining().is_zero()
     }
 
-    /// The remaining time for which it holds unless it is renewed.
-    fn left(&self) -> Duration {
+    /// The remaining time for which it is valid unless it is renewed.
+    fn remaining(&self) -> Duration {
         let renewed = Duration::from_millis(self.renewed_ms.load(Ordering::Relaxed));
         self.good_for.saturating_sub(self.since.elapsed().saturating_sub(renewed))
     }
 
-    /// Resolves when it holds no more.
+    /// Resolves when it is no longer valid.
     pub async fn over(&self) {
         while self.holds() {
-            tokio::time::sleep(self.left()).await;
+            tokio::time::sleep(self.remaining()).await;
         }
     }
 
-    /// Resolves when something new may be started; at once in ordinary times.
-    pub async fn held(&self) {
+    /// Resolves when something new may be started; normally at once.
+    pub async fn until_valid(&self) {
         while !self.holds() {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// Whether a run may change something outside of it: this replica's lease holds, and the run was not
+/// Whether a run may change something outside of it: this replica's lease is valid, and the run was not
 /// lost to another one.
 #[derive(Debug, Clone)]
 pub struct Standing {
@@ -81,8 +81,8 @@ impl Standing {
     }
 
     /// Resolves when it may; never for a run that was lost.
-    pub async fn held(&self) {
-        self.lease.held().await;
+    pub async fn until_valid(&self) {
+        self.lease.until_valid().await;
         if self.lost.is_cancelled() {
             std::future::pending::<()>().await;
         }
@@ -108,10 +108,10 @@ mod tests {
         let lost = CancellationToken::new();
         let standing = Standing::new(Arc::new(Lease::new(Duration::from_mins(1))), lost.clone());
         assert!(standing.holds());
-        standing.held().await;
+        standing.until_valid().await;
         lost.cancel();
         assert!(!standing.holds());
-        let waited = tokio::time::timeout(Duration::from_hours(1), standing.held()).await;
+        let waited = tokio::time::timeout(Duration::from_hours(1), standing.until_valid()).await;
         assert!(waited.is_err());
     }
 }

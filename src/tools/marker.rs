@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cap_std::ambient_authority;
 use cap_std::fs::Dir;
 
-use super::staged::Staged;
+use super::staged_file::StagedFile;
 use super::workspace::open_for_reading;
 
 /// Its name in the directory; no tenant can have it.
@@ -19,7 +19,7 @@ const MAX_READ: u64 = 256;
 /// The id in the marker of a directory; `None` where there is no marker.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn read(root: &Path) -> io::Result<Option<String>> {
     read_in(&Dir::open_ambient_dir(root, ambient_authority())?)
 }
@@ -27,13 +27,13 @@ pub fn read(root: &Path) -> io::Result<Option<String>> {
 /// The id in the marker of a directory; a marker with this one is made where there is none.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn read_or_make(root: &Path, id: &str) -> io::Result<String> {
     let dir = Arc::new(Dir::open_ambient_dir(root, ambient_authority())?);
     if let Some(known) = read_in(&dir)? {
         return Ok(known);
     }
-    let (staged, mut file) = Staged::create(&dir)?;
+    let (staged, mut file) = StagedFile::create(&dir)?;
     writeln!(file, "{id}")?;
     file.sync_all()?;
     match staged.place(&dir, NAME) {

@@ -4,22 +4,22 @@
 //! any case, and every call gets an answer. This file knows the servers and finds their tools. The parts
 //! of a connection are in `mcp/`: `server` is its life cycle, `pipes` and `http` the two transports,
 //! `messages` the protocol, `era` the detection of its two forms, `lines` reading a pipe, `listing` the
-//! tools of a list that can be offered, `mirrored` the arguments that headers repeat, `answer` results
-//! for the model, `asked` questions to a person (elicitation), and `tool` a call.
+//! tools of a list that can be offered, `header_parameters` the arguments that headers repeat, `answer` results
+//! for the model, `elicitation` questions to a person, and `tool` a call.
 //!
 //! The protocol is implemented here and not by a library, so that a hostile server's lines, lists and
 //! answers are bounded before they are parsed. Programs run in the sandbox, and HTTP requests go through
 //! the outbound client.
 
 mod answer;
-mod asked;
+mod elicitation;
 mod era;
+mod header_parameters;
 mod http;
 mod lines;
 mod link;
 mod listing;
 mod messages;
-mod mirrored;
 mod pipes;
 mod reading;
 mod server;
@@ -42,7 +42,7 @@ use crate::bounds::name::means;
 use crate::outbound::Client;
 pub use listing::Declared;
 pub use server::{Connection, Settings};
-use server::{Server, Surroundings};
+use server::{Dependencies, Server};
 use tool::{McpTool, Missing};
 
 /// How names of these tools begin.
@@ -70,7 +70,7 @@ pub struct ServerStatus {
 }
 
 impl Servers {
-    /// None of them is started.
+    /// Creates the servers without starting them.
     pub fn new(
         settings: Vec<Settings>,
         sandbox: &Arc<Sandbox>,
@@ -79,19 +79,19 @@ impl Servers {
     ) -> Self {
         let generation = Arc::<AtomicU64>::default();
         let server = |settings: Settings| {
-            let surroundings = Surroundings {
+            let dependencies = Dependencies {
                 sandbox: Arc::clone(sandbox),
                 client: client.clone(),
                 proxy: proxy.clone(),
                 generation: Arc::clone(&generation),
             };
-            (settings.name.clone(), Arc::new(Server::new(settings, surroundings)))
+            (settings.name.clone(), Arc::new(Server::new(settings, dependencies)))
         };
         let by_name = settings.into_iter().map(server).collect();
         Self { by_name, generation, driven: Mutex::default() }
     }
 
-    /// Starts all of them, and waits until each is up or down, but not longer than `most`.
+    /// Starts all of them, and waits until each is up or down, at most for `most`.
     pub async fn start(&self, most: Duration) {
         {
             let mut driven = self.driven.lock();
@@ -127,7 +127,7 @@ impl Servers {
         self.by_name.values().map(status).collect()
     }
 
-    /// For each server of which no tool is known, one that stands for all of them.
+    /// For each server of which no tool is known, one placeholder for all of them.
     pub fn stand_ins(&self) -> Vec<ToolNow> {
         let unknown = self.by_name.values().filter(|server| tools_of(server).is_empty());
         let stand_in = |server: &Arc<Server>| {
@@ -154,7 +154,7 @@ impl Servers {
         self.by_name.values().flat_map(tools_of).collect()
     }
 
-    /// The tool of that name, or what stands for it where its server does not list it.
+    /// The tool of that name, or a placeholder if its server does not list it.
     pub fn tool(&self, name: &str) -> Option<Arc<dyn Tool>> {
         let (server, own_name) = name.strip_prefix(PREFIX)?.split_once('/')?;
         let server = self.by_name.get(server)?;

@@ -8,7 +8,7 @@ pub mod arguments;
 mod audit_arguments;
 pub mod browser;
 mod call_options;
-mod changed;
+mod change_recorder;
 mod characters;
 pub mod client_calls;
 pub mod credentials;
@@ -19,25 +19,25 @@ pub mod executor;
 pub mod file_content;
 pub mod file_locks;
 pub mod file_ops;
-mod guarded;
+pub mod file_store;
+mod guarded_work;
 pub mod interceptors;
-pub mod interrupted;
-pub mod keeping;
+pub mod interrupted_call;
 mod large_contents;
 pub mod layout;
 pub mod lease;
 pub mod listener;
 pub mod marker;
 pub mod mcp;
-mod offered;
+mod offered_tool;
 mod own_writes;
+mod parse_pool;
 pub mod pdf;
 mod programs;
 pub mod proxy;
 pub mod quarantine;
 pub mod quota;
-mod readers;
-mod ready;
+mod ready_call;
 pub mod recall;
 pub mod registry;
 mod removal;
@@ -47,7 +47,8 @@ pub mod run_scope;
 pub mod sandbox;
 pub mod scan;
 pub mod shell;
-pub mod staged;
+pub mod staged_bytes;
+pub mod staged_file;
 pub mod stored_files;
 pub mod subagent;
 pub mod use_skill;
@@ -63,17 +64,17 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::event::{InputAsked, InputGiven, SkillActivated, ValidationError};
+use crate::event::{InputAnswer, InputRequired, SkillActivated, ValidationError};
 use crate::governance::{Action, Permit};
 use crate::run::{Caller, Effect, Labels, SandboxLevel};
 
-pub use changed::Changed;
+pub use change_recorder::ChangeRecorder;
 pub use lease::Standing;
 pub use listener::Listener;
 use requests::Requests;
 pub use workspace::Workspace;
 
-/// What is known of a tool without running it.
+/// The description of a tool.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolInfo {
     /// Our name, e.g. `file_ops`, `mcp:time/now`.
@@ -93,7 +94,7 @@ pub struct ToolInfo {
     pub source: String,
     /// Whether some of its calls destroy existing data.
     pub destructive: bool,
-    /// What was declared with it.
+    /// The defaults that were declared with it.
     pub defaults: Defaults,
 }
 
@@ -109,7 +110,7 @@ pub struct ToolNow {
     pub unavailable: Option<String>,
 }
 
-/// What holds for the calls of a tool where a definition says nothing else.
+/// The options of a tool's calls that apply where a definition sets none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Defaults {
     /// The labels that its results give to a run.
@@ -134,7 +135,7 @@ impl Defaults {
 }
 
 impl ToolInfo {
-    /// About how many bytes it has in a request or an answer.
+    /// About how many bytes it takes in a request or an answer.
     pub fn bytes(&self) -> usize {
         self.name.len() + self.description.len() + self.input_schema.json_len()
     }
@@ -180,26 +181,26 @@ pub struct ToolContext {
     /// Checked immediately before something is changed.
     pub standing: Standing,
     /// The labels of what the call has read of other runs.
-    pub has_read: HasRead,
+    pub read_labels: LabelRecorder,
     /// The run that the call has started.
     pub child_run: ChildRun,
     /// The listener for the call's progress.
     pub listener: Listener,
-    /// What it changes.
-    pub changed: Changed,
+    /// The recorder of its changes.
+    pub changed: ChangeRecorder,
     /// Whether the agent's rules give programs network access.
     pub has_network: bool,
     /// The network requests of programs or of a page.
     pub requests: Requests,
     /// The answer to the tool's question in an earlier execution of this call.
-    pub input: Option<Arc<InputGiven>>,
+    pub input: Option<Arc<InputAnswer>>,
 }
 
 /// The labels of what a call has read of other runs: memories, and what a child run has read.
 #[derive(Debug, Clone, Default)]
-pub struct HasRead(Arc<parking_lot::Mutex<Labels>>);
+pub struct LabelRecorder(Arc<parking_lot::Mutex<Labels>>);
 
-impl HasRead {
+impl LabelRecorder {
     pub fn add(&self, labels: Labels) {
         let mut all = self.0.lock();
         *all = all.and(labels);
@@ -210,7 +211,7 @@ impl HasRead {
     }
 }
 
-impl PartialEq for HasRead {
+impl PartialEq for LabelRecorder {
     fn eq(&self, other: &Self) -> bool {
         self.labels() == other.labels()
     }
@@ -247,7 +248,7 @@ pub enum ToolError {
     AwaitsChild(Uuid),
     /// The tool asks for input: the call is repeated with the answer.
     #[error("{} asks for input", .0.server)]
-    AwaitsInput(Box<InputAsked>),
+    AwaitsInput(Box<InputRequired>),
 }
 
 /// The outcome of a call that a crash interrupted, as its tool reports it.
@@ -311,7 +312,7 @@ pub trait Tool: Send + Sync {
 
     /// This replica does not drive a run any more: it has ended, another one drives it, or it is
     /// parked.
-    fn run_left(&self, _run: Uuid, _is_parked: bool) {}
+    fn release_run(&self, _run: Uuid, _is_parked: bool) {}
 
     /// The actions of a call with these arguments, which match the schema. May read files, but must not
     /// change anything.

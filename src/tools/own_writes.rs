@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 /// Names that are kept; further ones are not recorded.
 const KEPT: usize = 100_000;
 
-static NOTED: LazyLock<Mutex<Noted>> = LazyLock::new(Mutex::default);
+static NOTED: LazyLock<Mutex<WrittenNames>> = LazyLock::new(Mutex::default);
 
 #[derive(Debug, Default)]
-struct Noted {
+struct WrittenNames {
     /// The number of the next event: the start of a watch, or a write.
     next: u64,
     watches: BTreeSet<u64>,

@@ -2,25 +2,25 @@
 //! workspace may hold.
 //!
 //! The service does not see what programs write, so it measures the workspace while they run
-//! (`filling`), and looks it through when they have ended (`left_behind`).
+//! (`quota_watch`), and inspects it when they have ended (`inspection`).
 
-mod filling;
-mod left_behind;
-mod redirected;
+mod inspection;
+mod quota_watch;
+mod redirection_targets;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::sandbox::known::Size;
 use super::sandbox::reach::Before;
+use super::sandbox::tree_cache::Size;
 use super::sandbox::{Job, JobResult, Sandbox, SandboxError};
 use super::{ToolContext, ToolError};
 use crate::bounds::secrets;
 use crate::bounds::text::quoted;
 use crate::governance::Permit;
-use left_behind::InspectOnDrop;
+use inspection::InspectOnDrop;
 
 /// Runs programs, and ends them if they fill the workspace beyond its quota. If they may change the
 /// workspace, `before` is its earlier content.
@@ -44,8 +44,8 @@ pub(super) async fn run(
     }
     let size = before.size;
     job.largest_file = Some(largest_file(context.workspace.bounds()[0], size));
-    context.standing.held().await;
-    let missing = Arc::new(redirected::missing(&job, &permit, &context.workspace));
+    context.standing.until_valid().await;
+    let missing = Arc::new(redirection_targets::missing(&job, &permit, &context.workspace));
     let (held, inspect_on_drop) =
         InspectOnDrop::after(permit, context, before, Arc::clone(&missing));
     if missing.is_empty() {
@@ -53,7 +53,7 @@ pub(super) async fn run(
     } else {
         let workspace = context.workspace.clone();
         // If the call ends meanwhile, the sender is dropped after the files were created.
-        let making = move || (redirected::made(&missing, &workspace), held);
+        let making = move || (redirection_targets::create(&missing, &workspace), held);
         let made = tokio::task::spawn_blocking(making).await;
         let (made, held) =
             made.map_err(|error| failed(&SandboxError::Io(io::Error::other(error))))?;
@@ -63,7 +63,7 @@ pub(super) async fn run(
     let running = async { sandbox.run(job).await.map_err(|error| failed(&error)) };
     let ran = tokio::select! {
         ran = running => ran,
-        over = filling::filled(&context.workspace, size) => {
+        over = quota_watch::exceeded(&context.workspace, size) => {
             Err(ToolError::ForModel(format!("The programs were ended: {over}.")))
         }
     };
@@ -92,7 +92,7 @@ pub(super) fn found(name: &str, directory: &Path, path: &[PathBuf]) -> Result<Pa
     };
     if name.contains('/') {
         let file = std::fs::canonicalize(directory.join(name)).ok().filter(executable);
-        return file.ok_or_else(|| format!("{} is no file that can be executed", quoted(name)));
+        return file.ok_or_else(|| format!("{} is not an executable file", quoted(name)));
     }
     path.iter().map(|dir| dir.join(name)).find(executable).ok_or_else(|| {
         let places = path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>();

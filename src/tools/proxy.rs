@@ -1,5 +1,5 @@
-//! The way to the network that programs in the sandbox have: a proxy that answers for one call, or for a
-//! server that is kept running.
+//! The network access of programs in the sandbox: a proxy that serves one call, or one
+//! long-running server.
 //!
 //! Programs can reach nothing else (`sandbox/network.rs`). The proxy accepts CONNECT and `http://`
 //! addresses. The permit judges each request as it is written, and the IP address is checked like that of
@@ -35,21 +35,21 @@ use super::credentials::{self, Credential, Credentials};
 use super::requests::{AdmittedRequest, Requests};
 use super::sandbox::{Sandbox, WayOut};
 use crate::bounds::address;
-use crate::bounds::memory::SharedPlaces;
+use crate::bounds::memory::TenantSemaphore;
 use crate::governance::Permit;
-use crate::outbound::relay::{Meter, Passage, Passed};
+use crate::outbound::relay::{Meter, Passage, RelayedBody};
 use crate::outbound::{AddressPolicy, Client, OutboundError};
 use crate::run::Target;
-use servers::{Asking, Unanswered};
 pub use servers::{Hosts, ServerRequest, ServerRequests};
+use servers::{PendingServerRequest, ServerPolicy};
 
 /// Connections of one call at the same time, and of all, half of them of one tenant; further ones wait.
 const CONNECTIONS: usize = 16;
 const ALL_CONNECTIONS: usize = 1024;
-static PLACES: LazyLock<SharedPlaces> = LazyLock::new(|| SharedPlaces::new(ALL_CONNECTIONS));
+static PLACES: LazyLock<TenantSemaphore> = LazyLock::new(|| TenantSemaphore::new(ALL_CONNECTIONS));
 /// Bytes that one call may send and receive.
 const MAX_BYTES: u64 = 1 << 30;
-/// Until the head of a request is there.
+/// How long the head of a request may take.
 const HEAD: Duration = Duration::from_secs(10);
 /// Bytes and lines of a head.
 const MAX_HEAD: usize = 32 * 1024;
@@ -58,7 +58,7 @@ const MAX_HEADERS: usize = 100;
 const MAX_PHRASE: usize = 300;
 /// Refused requests of one server that are logged.
 const MAX_LOGGED: u32 = 100;
-/// Before a connection is accepted again after that failed.
+/// The pause before a connection is accepted again after a failure.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Provides network access for programs. Cheap to clone.
@@ -69,11 +69,11 @@ pub struct Proxy {
     of_servers: ServerRequests,
 }
 
-type Answer = Response<Either<Passed, Full<Bytes>>>;
+type Answer = Response<Either<RelayedBody, Full<Bytes>>>;
 /// A permitted tunnel, until the program has read the positive answer.
 type Opened = Arc<Mutex<Option<(OnUpgrade, Passage)>>>;
 
-/// By what the requests of one call or server are judged and counted.
+/// The rules and counters for the requests of one call or server.
 struct Call {
     client: Client,
     judge: Judge,
@@ -85,13 +85,13 @@ struct Call {
 /// What decides which requests pass.
 enum Judge {
     Permit(Box<Permit>, Requests),
-    Server { asking: Asking, refusals: AtomicU32 },
+    Server { policy: ServerPolicy, refusals: AtomicU32 },
 }
 
 /// A request that is sent, until its outcome is recorded.
 enum Sent<'a> {
     OfCall(&'a Requests, AdmittedRequest),
-    OfServer(Unanswered),
+    OfServer(PendingServerRequest),
 }
 
 impl Sent<'_> {
@@ -99,13 +99,13 @@ impl Sent<'_> {
     fn settle(self, failure: Option<&str>) {
         match self {
             Self::OfCall(requests, admitted) => requests.settle(admitted, failure),
-            Self::OfServer(unanswered) => unanswered.settle(failure),
+            Self::OfServer(pending) => pending.settle(failure),
         }
     }
 }
 
 impl Judge {
-    /// For whom requests are sent; empty where that is a server.
+    /// The tenant for which requests are sent; empty for a server.
     fn tenant(&self) -> String {
         match self {
             Self::Permit(_, requests) => requests.tenant(),
@@ -121,11 +121,11 @@ impl Judge {
                 let admitted = requests.ask(method.as_str(), target, ruling).await;
                 admitted.map(|it| Sent::OfCall(requests, it)).map_err(ProxyRefusal::forbidden)
             }
-            Self::Server { asking, refusals } => {
+            Self::Server { policy, refusals } => {
                 let (host, port) = (target.host.clone(), target.port);
-                asking.admit(target).map(Sent::OfServer).map_err(|why| {
+                policy.admit(target).map(Sent::OfServer).map_err(|why| {
                     if refusals.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
-                        let server = &asking.server;
+                        let server = &policy.server;
                         tracing::warn!(
                             server,
                             host,
@@ -199,7 +199,7 @@ impl Proxy {
         credentials::variables(&self.credentials_of(permit))
     }
 
-    /// The way out of a call.
+    /// The network access of a call.
     pub(super) fn way_out(&self, permit: &Permit, context: &ToolContext) -> WayOut {
         let call = Arc::new(Call {
             client: self.client.clone(),
@@ -211,13 +211,17 @@ impl Proxy {
         Box::new(move |listener| Box::pin(serve(listener, call)))
     }
 
-    /// The way out of a server, for as long as it lives.
+    /// The network access of a server, as long as it runs.
     pub(super) fn way_out_of_server(&self, server: &str, hosts: Arc<Hosts>) -> WayOut {
         let call = Arc::new(Call {
             client: self.client.clone(),
             addresses: AddressPolicy::public_and(hosts.private.iter().copied()),
             judge: Judge::Server {
-                asking: Asking { server: server.to_owned(), hosts, noted: self.of_servers.clone() },
+                policy: ServerPolicy {
+                    server: server.to_owned(),
+                    hosts,
+                    noted: self.of_servers.clone(),
+                },
                 refusals: AtomicU32::new(0),
             },
             credentials: Vec::new(),
@@ -239,7 +243,7 @@ async fn serve(listener: TcpListener, call: Arc<Call>) {
             accepted = accepted => match accepted {
                 Ok((stream, own)) => {
                     // Acquired only now, so that idle programs hold no permit.
-                    let of_all = PLACES.take(&call.judge.tenant()).await;
+                    let of_all = PLACES.acquire(&call.judge.tenant()).await;
                     let call = Arc::clone(&call);
                     connections.spawn(async move {
                         let _places = (own, of_all);
@@ -328,7 +332,7 @@ fn address_of(request: &Request<Incoming>) -> Result<Url, ProxyRefusal> {
         }
         (Some("http"), Some(_)) if !is_tunnel => uri.to_string(),
         (Some("https"), _) => {
-            return Err(ProxyRefusal::malformed("https goes through this proxy by CONNECT"));
+            return Err(ProxyRefusal::malformed("https requests must use CONNECT"));
         }
         _ => {
             let usage = "this is a proxy: ask for http://HOST/PATH, or CONNECT HOST:PORT";

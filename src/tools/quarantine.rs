@@ -47,7 +47,7 @@ impl Quarantine {
     /// tenant's directory. Answers where it lies now, beneath the directory of all workspaces.
     ///
     /// # Errors
-    /// What the system says; it is where it was.
+    /// Errors of the file system; the entry then stays at its path.
     pub(super) fn take(&self, directory: &Dir, name: &OsStr, path: &str) -> io::Result<String> {
         let workspaces = Dir::open_ambient_dir(&self.workspaces, ambient_authority())?;
         let tenant = made(&made(&workspaces, NAME)?, &self.tenant)?;
@@ -75,7 +75,7 @@ impl Quarantine {
 /// things that were.
 ///
 /// # Errors
-/// What the system says where it cannot be read at all.
+/// Errors of the file system if it cannot be read at all.
 pub fn forget(workspaces: &Path, kept: Duration) -> io::Result<u64> {
     let kept = TimeDelta::from_std(kept).unwrap_or(TimeDelta::MAX);
     let Some(before) = clock::now().checked_sub_signed(kept) else { return Ok(0) };

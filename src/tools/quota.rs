@@ -163,7 +163,7 @@ impl Quota {
         growths: impl IntoIterator<Item = Growth>,
     ) -> Result<(), OverQuota> {
         let change = self.together(growths)?;
-        // A directory that cannot be looked at cannot be written either.
+        // A directory that cannot be inspected cannot be written either.
         let Ok(metadata) = root.dir_metadata() else { return Ok(()) };
         let key = (metadata.dev(), metadata.ino());
         let known = self.figures.lock().get(&key).copied();
@@ -266,7 +266,7 @@ impl Quota {
         (used.files > files).then_some(OverQuota::Files(used.files, files))
     }
 
-    /// Counts a file that is gone.
+    /// Subtracts a deleted file.
     pub fn freed(&self, root: &Dir, bytes: u64) {
         let Ok(metadata) = root.dir_metadata() else { return };
         if let Some(figure) = self.figures.lock().get_mut(&(metadata.dev(), metadata.ino())) {
@@ -301,8 +301,8 @@ impl Quota {
     }
 }
 
-/// What is in a directory and beneath; the count ends a little above so much. Links are not followed, and
-/// what cannot be read counts as nothing.
+/// Counts the content of a directory and beneath, up to a little above a maximum. Links are not followed, and
+/// unreadable directories count as empty.
 fn measured(root: &Dir, most: Used) -> Used {
     let mut used = Used::default();
     let mut space = Space::new();
@@ -310,7 +310,7 @@ fn measured(root: &Dir, most: Used) -> Used {
     let mut next = entries::opened(root, OsStr::new(".")).ok();
     loop {
         if let Some(directory) = next.map(Rc::new) {
-            // What cannot be read to its end counts as far as it could be.
+            // A directory that cannot be read to its end counts as far as it was read.
             let _ = entries::each(&*directory, &mut space, |name, kind| {
                 if used.files > most.files || used.bytes > most.bytes {
                     return Ok(false);
@@ -390,7 +390,7 @@ mod tests {
             }
             // A figure counts for as long as it took to measure, which may be long on a busy machine.
             assert!((most..2 * most).contains(&admitted), "{admitted} of {most}");
-            // What one deletes makes room for all at once.
+            // A deletion makes room for all at once.
             let full = replicas.iter().filter(|replica| replica.admit(new(bytes)).is_err());
             assert_eq!(full.count(), replicas.len());
             for entry in std::fs::read_dir(root.path().join("t")).unwrap() {

@@ -23,7 +23,7 @@ pub const NAME: &str = "recall";
 const TOP_K: u64 = 5;
 const MOST: u64 = 50;
 
-/// What is asked for.
+/// A query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecallQuery {
     /// Whose runs.
@@ -32,7 +32,7 @@ pub struct RecallQuery {
     pub agent: String,
     /// The run that asks; its own observations are left out.
     pub run_id: Uuid,
-    /// In words.
+    /// The words to search for.
     pub query: String,
     /// Results; 1 to 50.
     pub top_k: u32,
@@ -52,7 +52,7 @@ pub struct Recall {
 }
 
 impl Recall {
-    /// The tool, over what the function remembers.
+    /// The tool, which searches with this function.
     pub fn new(recollect: RecallFn) -> Self {
         let input_schema = json!({
             "type": "object",
@@ -106,7 +106,7 @@ impl Tool for Recall {
             top_k: u32::try_from(top_k).unwrap_or(u32::MAX),
         };
         let (notes, labels) = (self.recollect)(question).await.map_err(ToolError::ForModel)?;
-        context.has_read.add(labels);
+        context.read_labels.add(labels);
         if notes.is_empty() {
             return Ok("Nothing that fits is remembered.".to_owned());
         }

@@ -69,12 +69,12 @@ impl Registry {
         known.as_ref().map_err(Clone::clone)
     }
 
-    /// What MCP servers that are programs have asked of the network.
+    /// The network requests of MCP servers that are programs.
     pub fn requests_of_servers(&self) -> Option<&ServerRequests> {
         Some(self.programs.as_ref()?.1.requests_of_servers())
     }
 
-    /// What confines programs, where that is known.
+    /// How well programs are confined, if that is known.
     pub fn confinement(&self) -> Option<&Confinement> {
         let (sandbox, _) = self.programs.as_ref()?;
         Some(&sandbox.known_kernel()?.confinement)
@@ -85,7 +85,7 @@ impl Registry {
         self.servers = Some(servers);
     }
 
-    /// The servers whose tools are not the same all the time.
+    /// The MCP servers, whose tools may change.
     pub fn servers(&self) -> Option<&Arc<Servers>> {
         self.servers.as_ref()
     }
@@ -147,9 +147,9 @@ impl Registry {
     }
 
     /// This replica does not drive a run any more.
-    pub fn run_left(&self, run: Uuid, is_parked: bool) {
+    pub fn release_run(&self, run: Uuid, is_parked: bool) {
         for tool in self.tools.values() {
-            tool.run_left(run, is_parked);
+            tool.release_run(run, is_parked);
         }
     }
 
@@ -162,7 +162,7 @@ impl Registry {
     }
 
     /// Every tool in its current state, by name, and for a server of which no tool is known one
-    /// that stands for all of them.
+    /// placeholder for all of them.
     pub fn now(&self) -> Vec<ToolNow> {
         let now = |tool: &Arc<dyn Tool>| ToolNow {
             info: tool.info().clone(),

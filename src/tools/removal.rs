@@ -1,4 +1,4 @@
-//! Removing what programs made: however deep it lies, and whatever permissions they took away.
+//! Removes files that programs created, at any depth and with any permissions.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -36,7 +36,7 @@ pub(super) fn remove_path(path: &Path) -> io::Result<()> {
     remove(&Dir::open_ambient_dir(above, ambient_authority())?, name)
 }
 
-/// Removes a directory of which each one in it is taken away by `take`.
+/// Removes a directory; `take` takes each directory in it away.
 fn emptied_and_removed(
     directory: &Dir,
     name: &OsStr,
@@ -59,13 +59,13 @@ fn emptied_and_removed(
     }
 }
 
-/// Some of what is in a directory, with whether it is one itself.
+/// Some entries of a directory, each with whether it is a directory.
 pub(super) fn listed(directory: &Dir) -> io::Result<Vec<(OsString, bool)>> {
     let entries = directory.entries()?.take(LISTED);
     entries.map(|entry| entry.and_then(|e| Ok((e.file_name(), e.file_type()?.is_dir())))).collect()
 }
 
-/// Gives the service its permissions back on a directory whose programs took them away.
+/// Restores the permissions of the service on a directory from which programs removed them.
 pub(super) fn make_accessible(directory: &Dir, name: &OsStr) {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(directory, name, flags, Mode::empty());

@@ -48,25 +48,25 @@ pub struct RequestsLeft {
 
 #[derive(Debug, Default)]
 struct RequestLog {
-    /// For whom they are sent; empty where that is the service itself.
+    /// The tenant for which they are sent; empty for the service itself.
     tenant: String,
     left: RequestsLeft,
     /// Requests that the start of the call counted and that are not sent yet.
     paid: u64,
-    asked: Vec<Asked>,
-    /// Whether programs asked something.
+    entries: Vec<LogEntry>,
+    /// Whether programs have sent requests.
     by_programs: bool,
     totals: NetworkUse,
     /// Reasons of refusals.
     reasons: BTreeSet<String>,
     /// Whether any of the tool's own requests was answered; `None` if the tool does not report it.
     answered: Option<bool>,
-    /// How long the service that answered last asks to be left alone.
+    /// The `Retry-After` of the service that answered last.
     pause: Option<Duration>,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct LogEntry {
     at: DateTime<Utc>,
     what: What,
     rule: &'static str,
@@ -82,14 +82,14 @@ enum What {
         method: String,
         target: Target,
     },
-    /// A file that came of a request, and was to be written.
+    /// A file that a request returned, and that was to be written.
     File {
         path: String,
         bytes: u64,
         url: String,
     },
     /// Something that programs have left in the workspace.
-    Left {
+    Leftover {
         path: String,
         /// Where it was put, beneath the directory of all workspaces.
         kept: Option<String>,
@@ -104,8 +104,8 @@ impl What {
             Self::File { path, bytes, url } => {
                 json!({"download": {"path": path, "bytes": bytes, "url": url}})
             }
-            Self::Left { path, kept: None } => json!({"left": {"path": path}}),
-            Self::Left { path, kept } => json!({"left": {"path": path, "kept": kept}}),
+            Self::Leftover { path, kept: None } => json!({"left": {"path": path}}),
+            Self::Leftover { path, kept } => json!({"left": {"path": path, "kept": kept}}),
         }
     }
 }
@@ -120,7 +120,7 @@ impl RequestsLeft {
     }
 
     /// The same with a reservation from a shared budget for each request. A run without a limit of its own
-    /// needs none: limits of its parents would hold for it, too, so that they have none either.
+    /// needs none: limits of its parents would apply to it, too, so they have none either.
     #[must_use]
     pub fn shared_by(self, shared: Option<SharedReserve>) -> Self {
         Self { shared: shared.filter(|_| self.own.is_some()), ..self }
@@ -141,18 +141,18 @@ impl std::fmt::Debug for RequestsLeft {
 }
 
 impl Requests {
-    /// None yet, of a call for that tenant.
+    /// The requests of a call for that tenant, none so far.
     pub(super) fn of(tenant: &str) -> Self {
         let log = RequestLog { tenant: tenant.to_owned(), ..RequestLog::default() };
         Self(Arc::new(Mutex::new(log)))
     }
 
-    /// For whom they are sent.
+    /// The tenant for which they are sent.
     pub(super) fn tenant(&self) -> String {
         self.0.lock().tenant.clone()
     }
 
-    /// Counts on what the run has left.
+    /// Sets the requests that the run has left.
     pub(super) fn within(&self, left: RequestsLeft) {
         self.0.lock().left = left;
     }
@@ -250,12 +250,12 @@ impl Requests {
         log.answered == Some(false) && !log.by_programs
     }
 
-    /// The service that answered asks to be left alone for so long.
-    pub(super) fn asked_to_pause(&self, pause: Duration) {
+    /// Notes the `Retry-After` of an answer.
+    pub(super) fn note_pause(&self, pause: Duration) {
         self.0.lock().pause = Some(pause);
     }
 
-    /// How long the service asked to be left alone since this was asked last.
+    /// Takes the noted `Retry-After`.
     pub(super) fn take_pause(&self) -> Option<Duration> {
         self.0.lock().pause.take()
     }
@@ -276,10 +276,10 @@ impl Requests {
         LaterRuling { decision, rule, pattern, reason }: LaterRuling,
     ) -> Result<AdmittedRequest, String> {
         let mut log = self.0.lock();
-        if log.asked.len() >= MAX_REQUESTS {
+        if log.entries.len() >= MAX_REQUESTS {
             return Err(log.declined(format!("this call has sent {MAX_REQUESTS} requests")));
         }
-        let mut asked = Asked {
+        let mut entry = LogEntry {
             at: log.next(),
             what: What::Request { method: method.to_owned(), target },
             rule,
@@ -291,28 +291,28 @@ impl Requests {
         let is_objected = decision > Decision::Warned;
         if !is_objected && !log.pays() {
             log.totals.over_budget = true;
-            asked.decision = Decision::Blocked;
-            asked.reason = Some(USED_UP.to_owned());
-            asked.pattern = None;
+            entry.decision = Decision::Blocked;
+            entry.reason = Some(USED_UP.to_owned());
+            entry.pattern = None;
         }
-        let refused = asked.decision > Decision::Warned;
-        asked.outcome = if refused { "blocked" } else { "cancelled" };
-        let reason = asked.reason.clone().unwrap_or_default();
-        log.asked.push(asked);
+        let refused = entry.decision > Decision::Warned;
+        entry.outcome = if refused { "blocked" } else { "cancelled" };
+        let reason = entry.reason.clone().unwrap_or_default();
+        log.entries.push(entry);
         if refused {
             return Err(log.declined(reason));
         }
         log.totals.requests += 1;
         log.by_programs = true;
-        Ok(AdmittedRequest(log.asked.len() - 1))
+        Ok(AdmittedRequest(log.entries.len() - 1))
     }
 
     /// Records the outcome of a request.
     pub(super) fn settle(&self, AdmittedRequest(place): AdmittedRequest, failure: Option<&str>) {
         let mut log = self.0.lock();
-        if let Some(asked) = log.asked.get_mut(place) {
-            asked.outcome = if failure.is_none() { "succeeded" } else { "failed" };
-            asked.reason = failure.map(str::to_owned).or(asked.reason.take());
+        if let Some(entry) = log.entries.get_mut(place) {
+            entry.outcome = if failure.is_none() { "succeeded" } else { "failed" };
+            entry.reason = failure.map(str::to_owned).or(entry.reason.take());
         }
         if let Some(failure) = failure {
             log.refuses(failure.to_owned());
@@ -320,7 +320,7 @@ impl Requests {
     }
 
     /// Records the decision on a file that came with a request. Unless it is blocked, its outcome is
-    /// recorded with [`Self::written`] or [`Self::settle`].
+    /// recorded with [`Self::record_written`] or [`Self::settle`].
     pub(super) fn file(
         &self,
         path: &str,
@@ -333,12 +333,12 @@ impl Requests {
         let outcome = if decision > Decision::Warned { "blocked" } else { "failed" };
         let what = What::File { path: path.to_owned(), bytes, url: without_query(url) };
         let at = log.next();
-        log.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
-        AdmittedRequest(log.asked.len() - 1)
+        log.entries.push(LogEntry { at, what, rule, pattern, decision, reason, outcome });
+        AdmittedRequest(log.entries.len() - 1)
     }
 
     /// Records the decision on a file that programs left in the workspace, and its outcome.
-    pub(super) fn left(
+    pub(super) fn record_leftover(
         &self,
         path: &str,
         kept: Option<String>,
@@ -347,18 +347,18 @@ impl Requests {
     ) {
         let LaterRuling { decision, rule, pattern, reason } = ruling;
         let mut log = self.0.lock();
-        if log.asked.len() >= MAX_REQUESTS {
+        if log.entries.len() >= MAX_REQUESTS {
             return;
         }
         let at = log.next();
-        let what = What::Left { path: path.to_owned(), kept };
-        log.asked.push(Asked { at, what, rule, pattern, decision, reason, outcome });
+        let what = What::Leftover { path: path.to_owned(), kept };
+        log.entries.push(LogEntry { at, what, rule, pattern, decision, reason, outcome });
     }
 
-    /// A file is written.
-    pub(super) fn written(&self, AdmittedRequest(place): AdmittedRequest) {
-        if let Some(asked) = self.0.lock().asked.get_mut(place) {
-            asked.outcome = "succeeded";
+    /// Records that a file was written.
+    pub(super) fn record_written(&self, AdmittedRequest(place): AdmittedRequest) {
+        if let Some(entry) = self.0.lock().entries.get_mut(place) {
+            entry.outcome = "succeeded";
         }
     }
 
@@ -372,7 +372,7 @@ impl Requests {
         if self.0.lock().by_programs { Labels::UNTRUSTED } else { Labels::default() }
     }
 
-    /// How much was asked; `None` where nothing was.
+    /// The number of requests; `None` if there were none.
     pub(super) fn totals(&self) -> Option<NetworkUse> {
         let totals = self.0.lock().totals;
         (totals.requests > 0 || totals.refused > 0).then_some(totals)
@@ -381,9 +381,9 @@ impl Requests {
     /// For the audit log: a record of each request, and after them that of the call.
     pub(super) fn audited(&self, call: AuditRecord) -> (Vec<AuditRecord>, AuditRecord) {
         let mut log = self.0.lock();
-        let asked = std::mem::take(&mut log.asked);
-        let record = |asked: Asked| {
-            let Asked { at, what, rule, pattern, decision, reason, outcome } = asked;
+        let entries = std::mem::take(&mut log.entries);
+        let record = |entry: LogEntry| {
+            let LogEntry { at, what, rule, pattern, decision, reason, outcome } = entry;
             let arguments = what.shown();
             let canonical = canonical_json(arguments.clone());
             AuditRecord {
@@ -399,9 +399,9 @@ impl Requests {
                 ..call.clone()
             }
         };
-        let last = asked.last().map(|asked| asked.at + TimeDelta::microseconds(1));
+        let last = entries.last().map(|entry| entry.at + TimeDelta::microseconds(1));
         let at = last.map_or(call.at, |last| last.max(call.at));
-        (asked.into_iter().map(record).collect(), AuditRecord { at, ..call })
+        (entries.into_iter().map(record).collect(), AuditRecord { at, ..call })
     }
 }
 
@@ -426,7 +426,7 @@ impl RequestLog {
 
     /// Now, or a little later: no two records of a call have the same time, which identifies them.
     fn next(&self) -> DateTime<Utc> {
-        let after = self.asked.last().map(|asked| asked.at + TimeDelta::microseconds(1));
+        let after = self.entries.last().map(|entry| entry.at + TimeDelta::microseconds(1));
         after.map_or_else(clock::now, |after| after.max(clock::now()))
     }
 

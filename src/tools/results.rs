@@ -14,7 +14,7 @@ use super::audit_arguments::shown;
 use crate::bounds::text::quoted;
 use crate::clock;
 use crate::event::{
-    ApprovalBasis, AuditRecord, Awaited, CallFailure, Circumstances, InputAsked, NetworkUse,
+    ApprovalBasis, AuditRecord, Awaited, CallFailure, Circumstances, InputRequired, NetworkUse,
     RunEvent, SkillActivated, Suspicion, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
     WaitKind,
 };
@@ -34,7 +34,7 @@ pub struct Finished {
     pub event: RunEvent,
     /// For the audit log; `None` where nothing was decided or executed.
     pub audit: Option<AuditRecord>,
-    /// The same of what its programs asked the network.
+    /// The same for the network requests of its programs.
     pub requests: Vec<AuditRecord>,
     /// The skill that the call made active.
     pub activates: Option<SkillActivated>,
@@ -66,7 +66,7 @@ impl Finished {
         call.content.trim_start_matches("Error: ").to_owned()
     }
 
-    /// The same where the change of some paths was not kept.
+    /// The same with a note that the changes of some paths were not stored.
     #[must_use]
     pub fn without_change_of(mut self, paths: &[String]) -> Self {
         if let RunEvent::ToolCallCompleted(call) = &mut self.event {
@@ -102,7 +102,7 @@ pub(super) const ASKED_IN_VAIN: &str = "The service stopped while this call was 
 pub(super) const CANNOT_BE_ASKED: &str = "The service stopped while this call was executed: it is unknown whether it took effect, and its \
      tool cannot be asked";
 
-/// The service failed, not the call: the run ends. The call has its result all the same.
+/// The service failed, not the call: the run ends. The call has its result nevertheless.
 #[derive(Debug, thiserror::Error)]
 #[error("{tool}: {message}")]
 pub struct FatalToolError {
@@ -110,7 +110,7 @@ pub struct FatalToolError {
     pub tool: String,
     /// The private cause, for the log.
     pub message: String,
-    /// What the call is answered with.
+    /// The result of the call.
     pub finished: Box<Finished>,
 }
 
@@ -144,7 +144,7 @@ pub(super) fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>)
     Finished { audit, ..Finished::of(RunEvent::ToolCallCompleted(completed)) }
 }
 
-/// A call that was answered with what is wrong with it.
+/// A call whose result is the reason why it is invalid.
 pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
     let completed = ToolCallCompleted::new(
         call.id,
@@ -186,7 +186,7 @@ pub(super) fn awaiting_child(
 pub(super) fn awaiting_input(
     started: ToolCallStarted,
     arguments: Value,
-    asked: InputAsked,
+    asked: InputRequired,
     network: Option<NetworkUse>,
 ) -> Finished {
     let awaited = Awaited {
@@ -203,7 +203,7 @@ pub(super) fn awaiting_input(
         expires_at: None,
         condition: None,
         child_run_id: None,
-        input: Some(Box::new(InputAsked {
+        input: Some(Box::new(InputRequired {
             requests_uncounted: network.map_or(0, |asked| asked.uncounted()),
             ..asked
         })),
@@ -262,7 +262,7 @@ pub(super) fn intercepted(
     blocked(call, objection, shown(arguments, canonical_json(arguments.clone())), actions)
 }
 
-/// A call that is one too many in this minute.
+/// A call beyond the rate limit.
 pub(super) fn not_admitted(
     call: &ToolCall,
     why: &str,

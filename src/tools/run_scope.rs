@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::requests::{Requests, RequestsLeft};
-use super::{Changed, ChildRun, HasRead, Listener, Standing, ToolContext, Workspace};
+use super::{ChangeRecorder, ChildRun, LabelRecorder, Listener, Standing, ToolContext, Workspace};
 use crate::event::SkillActivated;
 use crate::run::{Caller, Labels, SpanPlace, TraceContext};
 
@@ -63,10 +63,10 @@ impl RunScope {
             traceparent: self.trace.map(|it| it.span(SpanPlace::Tool(call_id)).to_string()),
             workspace: self.workspace.clone(),
             standing: self.standing.clone(),
-            has_read: HasRead::default(),
+            read_labels: LabelRecorder::default(),
             child_run: ChildRun::default(),
             listener: self.listener.clone(),
-            changed: Changed::default(),
+            changed: ChangeRecorder::default(),
             has_network: false,
             requests: Requests::of(&self.caller.tenant),
             input: None,

@@ -6,7 +6,7 @@
 //! every command of the line is known to only read, no file can be changed.
 
 mod patterns;
-mod prepared;
+mod preparation;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use serde_json::{Value, json};
 
 use super::proxy::{self, Proxy};
 use super::results::MAX_RESULT;
-use super::sandbox::Startable;
+use super::sandbox::StartablePrograms;
 use super::sandbox::reach::{self, ReachError};
 use super::sandbox::{Job, JobResult, Sandbox, shortened};
 use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
-use crate::bounds::secrets::without_known;
+use crate::bounds::secrets::without_known_secrets;
 use crate::event::NetworkUse;
 use crate::governance::{Action, ActionKind, CommandRules, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Effect, SandboxLevel};
-use prepared::Prepared;
+use preparation::PreparedLine;
 
 /// The tool's name.
 pub const NAME: &str = "shell";
@@ -35,15 +35,15 @@ const DESCRIPTION: &str = "Runs programs in your workspace: `command` is a line 
     *, ? and [] in paths. It is not a shell: there are no variables, substitutions, loops, functions, \
     here-documents or background jobs. `cd DIR &&` may stand first. Only listed programs may run; ";
 const ANSWERS: &str =
-    "Answers exit_code, stdout, stderr and duration_ms; a long output loses its middle.";
+    "Returns exit_code, stdout, stderr and duration_ms; the middle of a long output is left out.";
 const NO_NETWORK: &str = "there is no network.";
-const NETWORK: &str = "they reach the network by http and https alone, through the proxy that http_proxy and https_proxy \
-    name, and only hosts that you are allowed.";
+const NETWORK: &str = "they reach the network only by http and https, through the proxy that http_proxy and https_proxy \
+    name, and only hosts that you are allowed to use.";
 const NO_NETWORK_HERE: &str =
-    "there is no network, since this machine cannot give programs one of their own.";
+    "there is no network, because this machine cannot isolate a network for programs.";
 
-const NO_NEW_FILES: &str = "Programs make files only in directories that paths.write names as a whole (dir/**); elsewhere a \
-    redirection or file_ops can.";
+const NO_NEW_FILES: &str = "Programs can create files only in directories that paths.write names as a whole (dir/**); elsewhere use a \
+    redirection or file_ops.";
 
 /// The tool, for one agent's rules.
 #[derive(Clone)]
@@ -96,11 +96,11 @@ impl Shell {
         &self,
         arguments: &Value,
         context: &ToolContext,
-    ) -> Result<Prepared, ToolError> {
+    ) -> Result<PreparedLine, ToolError> {
         let line = arguments["command"].as_str().unwrap_or_default().to_owned();
         let (workspace, rules) = (context.workspace.clone(), Arc::clone(&self.rules));
         let path = self.sandbox.settings().path.clone();
-        let prepare = move || prepared::prepare(&line, &workspace, &path, &rules);
+        let prepare = move || preparation::prepare(&line, &workspace, &path, &rules);
         let prepared = tokio::task::spawn_blocking(prepare).await;
         prepared.map_err(|_| ToolError::ForModel("the command line cannot be read".into()))?
     }
@@ -135,7 +135,7 @@ impl Tool for Shell {
         arguments: Value,
         context: &ToolContext,
     ) -> Result<String, ToolError> {
-        let Prepared { steps, directory, actions, runs_others } =
+        let PreparedLine { steps, directory, actions, runs_others } =
             self.prepared(&arguments, context).await?;
         let leads_out = proxy::leads_out(&self.sandbox, context).await;
         let actions = leading(actions, leads_out);
@@ -154,7 +154,8 @@ impl Tool for Shell {
         let reached = tokio::task::spawn_blocking(move || {
             let (mut reach, before) =
                 reach::workspace(&permit, &root, writes, runs_others, has_mounts)?;
-            let startable = if runs_others { Startable::All } else { Startable::Only(&listed) };
+            let startable =
+                if runs_others { StartablePrograms::All } else { StartablePrograms::Only(&listed) };
             reach.grants.extend(reach::system(&path, startable));
             reach.grants.extend(reach::certificates().filter(|_| leads_out));
             let handle: OwnedFd = root.as_fd().try_clone_to_owned()?;
@@ -195,13 +196,13 @@ impl Tool for Shell {
     }
 }
 
-/// Whether programs say that they may not make or change a file.
+/// Whether the output of programs says that they may not create or change a file.
 fn is_refused_a_file(ran: &JobResult) -> bool {
     let says = |what: &str| ran.stderr.text.contains(what);
     ran.exit_code != Some(0) && (says("Read-only file system") || says("Permission denied"))
 }
 
-/// Programs with a way out send bytes.
+/// Programs with network access send bytes.
 fn leading(mut actions: Vec<Action>, egress: bool) -> Vec<Action> {
     for action in &mut actions {
         action.egress = egress && matches!(action.what, ActionKind::Exec { .. });
@@ -236,12 +237,12 @@ fn with_streams(mut about: Value, ran: &JobResult) -> String {
     let room = MAX_RESULT.saturating_sub(about.to_string().len());
     let streams = [("stdout", &ran.stdout), ("stderr", &ran.stderr)].map(|(name, output)| {
         let (head, tail) = output.ends();
-        let ends = [head, tail].map(|end| without_known(end).into_owned());
+        let ends = [head, tail].map(|end| without_known_secrets(end).into_owned());
         let whole = shortened((&ends[0], &ends[1]), output.omitted, usize::MAX, json_size);
         (name, ends, output.omitted, whole.chars().map(json_size).sum::<usize>())
     });
     let [(.., out), (.., err)] = &streams;
-    // What one of them does not need is the other's.
+    // What one stream does not need is available to the other.
     let rooms = [room.saturating_sub(*err).max(room / 2), room.saturating_sub(*out).max(room / 2)];
     for ((name, [head, tail], omitted, _), room) in streams.into_iter().zip(rooms) {
         about[name] = shortened((&head, &tail), omitted, room, json_size).into();

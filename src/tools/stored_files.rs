@@ -13,12 +13,14 @@ use std::time::SystemTime;
 use cap_std::fs::{Dir, File, Metadata, MetadataExt as _};
 use parking_lot::Mutex;
 
-use super::file_content::{Content, Version, strong_tag};
+use super::file_content::{Content, Version, modified, strong_tag};
 use super::file_locks::FileLock;
-use super::keeping::NotKept;
+use super::file_store::NotStored;
 use super::quota::{Growth, OverQuota};
-use super::staged::Staged;
-use super::workspace::{Kind, Made, MadeAll, Way, directories_of};
+use super::staged_file::StagedFile;
+use super::workspace::{
+    DestinationPath, Kind, ParentDirectories, ParentDirectory, directories_of, is_absent,
+};
 use super::{Workspace, own_writes};
 
 /// Files and directories that are looked at for one page of a list.
@@ -73,13 +75,33 @@ impl OpenedFile {
 /// file, or `None` if there is no file.
 pub type Condition = Box<dyn Fn(Option<&str>) -> bool + Send>;
 
-/// A complete file on its way to a path.
+/// A complete file that will be moved to a path.
 #[derive(Debug)]
 pub struct NewFile {
     /// The resolved path.
     pub path: String,
-    pub staged: Staged,
+    pub staged: StagedFile,
     pub size: u64,
+}
+
+/// How a file was moved to its path. If it replaced another file, the staged file is now the replaced one.
+#[derive(Debug)]
+pub struct Placement {
+    pub is_new: bool,
+    /// Its version at its path; `None` if it disappeared at once.
+    version: Option<Version>,
+}
+
+/// Why files are not listed.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    #[error(
+        "there are more than {MAX_WALKED} files and directories under `prefix`; a longer `prefix` may \
+         match fewer"
+    )]
+    TooMany,
+    #[error(transparent)]
+    Io(#[from] io::Error),
 }
 
 /// Why a file is not changed.
@@ -95,7 +117,7 @@ pub enum ChangeError {
     #[error("{0:?} {1}")]
     InTheWay(String, &'static str),
     #[error(transparent)]
-    NotKept(#[from] NotKept),
+    NotStored(#[from] NotStored),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -105,7 +127,7 @@ impl ChangeError {
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::NotFound | Self::Condition | Self::Quota(_) | Self::InTheWay(..) => true,
-            Self::NotKept(_) | Self::Io(_) => false,
+            Self::NotStored(_) | Self::Io(_) => false,
         }
     }
 }
@@ -114,7 +136,7 @@ impl StoredFiles {
     /// Files whose paths begin with `prefix` and come after another one, sorted by path.
     ///
     /// # Errors
-    /// There are too many files.
+    /// [`ListError`].
     pub fn list(
         &self,
         workspace: &Workspace,
@@ -122,42 +144,15 @@ impl StoredFiles {
         after: Option<&str>,
         limit: usize,
         may_see: &dyn Fn(&str) -> bool,
-    ) -> io::Result<Vec<ListedFile>> {
-        let mut paths = Vec::new();
-        let mut open = vec![(workspace.root(), String::new())];
-        let mut walked = 0;
-        while let Some((dir, above)) = open.pop() {
-            // What goes away in the meantime is not listed.
-            let Ok(entries) = dir.entries() else { continue };
-            for entry in entries.filter_map(io::Result::ok) {
-                walked += 1;
-                if walked > MAX_WALKED {
-                    return Err(io::Error::other("there are too many files to list"));
-                }
-                // A name that is not text cannot be requested either.
-                let Ok(name) = entry.file_name().into_string() else { continue };
-                let path = format!("{above}{name}");
-                let Ok(kind) = entry.file_type() else { continue };
-                if kind.is_dir() && leads_to(&path, prefix) {
-                    if let Ok(below) = entry.open_dir() {
-                        open.push((Arc::new(below), format!("{path}/")));
-                    }
-                } else if kind.is_file()
-                    && path.starts_with(prefix)
-                    && !Staged::is_name(&name)
-                    && after.is_none_or(|after| path.as_str() > after)
-                    && may_see(&path)
-                {
-                    paths.push(path);
-                }
-            }
-        }
+    ) -> Result<Vec<ListedFile>, ListError> {
+        let mut paths = paths(workspace, prefix, MAX_WALKED)?;
+        paths.retain(|path| after.is_none_or(|after| path.as_str() > after) && may_see(path));
         paths.sort_unstable();
         let mut hashed = 0;
         let listed = paths.into_iter().filter_map(|path| {
             let file = workspace.open_file(&path).ok()?;
             let metadata = file.metadata().ok().filter(Metadata::is_file)?;
-            let modified = metadata.modified().ok()?.into_std();
+            let modified = modified(&metadata).ok()?;
             let is_hashed = metadata.len() <= MAX_HASHED_FILE;
             let etag = self.known(&metadata).or_else(|| {
                 hashed += if is_hashed { metadata.len() } else { 0 };
@@ -173,7 +168,7 @@ impl StoredFiles {
     pub fn resolved(workspace: &Workspace, path: &str) -> Option<String> {
         let resolved = workspace.resolve(path).ok()?;
         let may_be_file = matches!(resolved.kind, Some(Kind::File) | None);
-        let is_staged = Staged::is_name(resolved.path.rsplit('/').next()?);
+        let is_staged = StagedFile::is_name(resolved.path.rsplit('/').next()?);
         let is_file = may_be_file && resolved.path != "." && !is_staged && !path.ends_with('/');
         is_file.then_some(resolved.path)
     }
@@ -181,7 +176,7 @@ impl StoredFiles {
     /// A file by its resolved path.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the file system.
     pub fn open(&self, workspace: &Workspace, path: String) -> io::Result<OpenedFile> {
         let file = workspace.open_file(&path)?.into_std();
         let mut tries = 0;
@@ -196,11 +191,11 @@ impl StoredFiles {
                 etag => break (metadata, etag?),
             }
         };
-        let (size, modified) = (metadata.len(), metadata.modified()?.into_std());
+        let (size, modified) = (metadata.len(), modified(&metadata)?);
         Ok(OpenedFile { settled: Version::settled(&metadata)?, file, path, size, modified, etag })
     }
 
-    /// Puts files in their places, all or none of them; whether each is new.
+    /// Puts files in their places, all or none of them.
     ///
     /// # Errors
     /// [`ChangeError`].
@@ -209,38 +204,55 @@ impl StoredFiles {
         workspace: &Workspace,
         files: &[NewFile],
         condition: Option<&Condition>,
-    ) -> Result<Vec<bool>, ChangeError> {
+    ) -> Result<Vec<Placement>, ChangeError> {
         let there = files.iter().map(|file| current(workspace, &file.path));
         let there = there.collect::<Result<Vec<_>, _>>()?;
         for before in &there {
             self.check(before.as_ref(), condition)?;
         }
         let pairs = || files.iter().zip(&there);
-        let ways = files.iter().map(|file| way_to(workspace, &file.path));
-        let ways = ways.collect::<Result<Vec<_>, ChangeError>>()?;
-        let directories: BTreeSet<&str> = ways.iter().flat_map(Way::missing).collect();
+        let destinations = files.iter().map(|file| destination_of(workspace, &file.path));
+        let destinations = destinations.collect::<Result<Vec<_>, ChangeError>>()?;
+        let directories: BTreeSet<&str> =
+            destinations.iter().flat_map(DestinationPath::missing).collect();
         let grown = pairs().map(|(file, before)| {
             Growth::of_file(before.as_ref().map(|(metadata, _)| metadata.len()), file.size)
         });
         workspace.admit_all(grown.chain([Growth::of_directories(directories.len())]))?;
-        let mut places = MadeAll::default();
-        for way in ways {
-            let path = way.path();
-            places.add(way.make().map_err(|error| blocked(error, path))?);
+        let mut places = ParentDirectories::default();
+        for destination in destinations {
+            let path = destination.path();
+            places.add(destination.make().map_err(|error| blocked(error, path))?);
         }
+        let mut placements = Vec::with_capacity(files.len());
         for ((file, before), place) in pairs().zip(places.iter()) {
-            let (dir, name) = (place.dir(), place.name());
-            if let Some((metadata, _)) = before {
-                file.staged.inherit(metadata)?;
-                let _lock = locked(workspace, (dir, name), before.as_ref(), condition)?;
-                replace(file, dir, name)?;
-            } else {
-                let _lock = workspace.lock(&[(dir, name)])?;
-                place_new(workspace, file, place, condition.is_some())?;
+            match put(workspace, (file, place), before.as_ref(), condition) {
+                Ok(placement) => placements.push(placement),
+                Err(error) => {
+                    for (file, placement) in files.iter().zip(&placements) {
+                        undo(workspace, file, placement);
+                    }
+                    return Err(error);
+                }
             }
         }
         places.keep();
-        Ok(there.iter().map(Option::is_none).collect())
+        Ok(placements)
+    }
+
+    /// Undoes placements whose files have not changed since, and restores what they replaced. Returns the paths that
+    /// were changed.
+    pub fn take_back(workspace: &Workspace, placed: &[(NewFile, Placement)]) -> Vec<String> {
+        let mut changed = Vec::new();
+        for (file, placement) in placed {
+            if undo(workspace, file, placement) {
+                changed.push(file.path.clone());
+                if placement.is_new {
+                    changed.extend(remove_emptied(workspace, &file.path));
+                }
+            }
+        }
+        changed
     }
 
     /// Whether files of these sizes could be put at these resolved paths.
@@ -253,7 +265,7 @@ impl StoredFiles {
         for (path, size) in files {
             let before = current(workspace, path)?.map(|(metadata, _)| metadata.len());
             growths.push(Growth::of_file(before, *size));
-            missing.extend(way_to(workspace, path)?.missing());
+            missing.extend(destination_of(workspace, path)?.missing());
         }
         growths.push(Growth::of_directories(missing.len()));
         Ok(workspace.has_room(growths)?)
@@ -298,7 +310,7 @@ impl StoredFiles {
         self.hashes.lock().get(&Version::of(metadata)).cloned()
     }
 
-    /// The entity tag of what a file had when this was looked up.
+    /// The entity tag of the content that a file had when it was looked up.
     fn etag(&self, file: &std::fs::File, metadata: &Metadata) -> io::Result<Arc<str>> {
         if let Some(known) = self.known(metadata) {
             return Ok(known);
@@ -318,8 +330,40 @@ impl StoredFiles {
     }
 }
 
-fn way_to<'p>(workspace: &Workspace, path: &'p str) -> Result<Way<'p>, ChangeError> {
-    workspace.way(path).map_err(|error| blocked(error, path))
+/// The paths of files that begin with a prefix; an error if more than the maximum of entries is inspected.
+fn paths(workspace: &Workspace, prefix: &str, most: usize) -> Result<Vec<String>, ListError> {
+    let mut paths = Vec::new();
+    let mut open = vec![(workspace.root(), String::new())];
+    let mut walked = 0;
+    while let Some((dir, above)) = open.pop() {
+        // Files that disappear in the meantime are not listed.
+        let Ok(entries) = dir.entries() else { continue };
+        for entry in entries.filter_map(io::Result::ok) {
+            walked += 1;
+            if walked > most {
+                return Err(ListError::TooMany);
+            }
+            // A name that is not text cannot be requested either.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let path = format!("{above}{name}");
+            let Ok(kind) = entry.file_type() else { continue };
+            if kind.is_dir() && leads_to(&path, prefix) {
+                if let Ok(below) = entry.open_dir() {
+                    open.push((Arc::new(below), format!("{path}/")));
+                }
+            } else if kind.is_file() && path.starts_with(prefix) && !StagedFile::is_name(&name) {
+                paths.push(path);
+            }
+        }
+    }
+    Ok(paths)
+}
+
+fn destination_of<'p>(
+    workspace: &Workspace,
+    path: &'p str,
+) -> Result<DestinationPath<'p>, ChangeError> {
+    workspace.destination(path).map_err(|error| blocked(error, path))
 }
 
 /// Locks a file, and checks that it is still the one for which the condition was evaluated. That file is
@@ -338,13 +382,59 @@ fn locked(
     if condition.is_none() || is_same() { Ok(lock) } else { Err(ChangeError::Condition) }
 }
 
-/// Puts a file where there was none. A run or a program may have made one in the meantime.
+/// Puts a file in its place.
+fn put(
+    workspace: &Workspace,
+    (file, place): (&NewFile, &ParentDirectory<'_>),
+    before: Option<&(Metadata, File)>,
+    condition: Option<&Condition>,
+) -> Result<Placement, ChangeError> {
+    let (dir, name): (&Dir, &str) = (place.dir(), place.name());
+    let (is_new, _lock) = if let Some((metadata, _)) = before {
+        file.staged.inherit(metadata)?;
+        let lock = locked(workspace, (dir, name), before, condition)?;
+        (!replace(file, dir, name)?, lock)
+    } else {
+        let lock = workspace.lock(&[(dir, name)])?;
+        (place_new(workspace, file, place, condition.is_some())?, lock)
+    };
+    let version = dir.symlink_metadata(name).ok().map(|now| Version::of(&now));
+    Ok(Placement { is_new, version })
+}
+
+/// Undoes a placement, unless its file has changed since; returns whether it was undone.
+fn undo(workspace: &Workspace, file: &NewFile, placement: &Placement) -> bool {
+    let undone = || -> io::Result<bool> {
+        let (dir, name) = workspace.holder(&file.path)?;
+        let _lock = workspace.lock(&[(&*dir, name)])?;
+        let now = dir.symlink_metadata(name)?;
+        if placement.version != Some(Version::of(&now)) {
+            return Ok(false);
+        }
+        own_writes::note(&dir, name);
+        if placement.is_new {
+            file.staged.take_back(&dir, name)?;
+            workspace.freed(now.len());
+        } else {
+            file.staged.exchange(&dir, name)?;
+        }
+        Ok(true)
+    };
+    undone().unwrap_or_else(|error| {
+        if !is_absent(&error) {
+            tracing::warn!(%error, "a file of a refused request is left in its workspace");
+        }
+        false
+    })
+}
+
+/// Puts a file at a path without one; returns whether it is new. A run or a program may have created one in the meantime.
 fn place_new(
     workspace: &Workspace,
     file: &NewFile,
-    place: &Made<'_>,
+    place: &ParentDirectory<'_>,
     is_conditional: bool,
-) -> Result<(), ChangeError> {
+) -> Result<bool, ChangeError> {
     match file.staged.place(place.dir(), place.name()) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_conditional => {
             Err(ChangeError::Condition)
@@ -353,21 +443,25 @@ fn place_new(
             if let Some((metadata, _)) = current(workspace, &file.path)? {
                 file.staged.inherit(&metadata)?;
             }
-            replace(file, place.dir(), place.name())
+            Ok(!replace(file, place.dir(), place.name())?)
         }
-        placed => Ok(placed?),
+        placed => Ok(placed.map(|()| true)?),
     }
 }
 
-fn replace(file: &NewFile, dir: &Dir, name: &str) -> Result<(), ChangeError> {
-    let replaced = file.staged.replace(dir, name);
-    replaced.map_err(|error| match error.kind() {
-        io::ErrorKind::IsADirectory | io::ErrorKind::DirectoryNotEmpty => is_directory(&file.path),
-        _ => error.into(),
-    })
+/// Replaces another file; returns whether that was still there.
+fn replace(file: &NewFile, dir: &Dir, name: &str) -> Result<bool, ChangeError> {
+    match file.staged.exchange(dir, name) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(file.staged.place(dir, name).map(|()| false)?)
+        }
+        Err(error) if error.kind() == io::ErrorKind::IsADirectory => Err(is_directory(&file.path)),
+        Err(error) => Err(error.into()),
+    }
 }
 
-/// Why there is no way to a path.
+/// Why a path cannot be reached.
 fn blocked(error: io::Error, path: &str) -> ChangeError {
     match error.kind() {
         io::ErrorKind::NotADirectory => through_file(path),
@@ -379,7 +473,7 @@ fn is_directory(path: &str) -> ChangeError {
     ChangeError::InTheWay(path.to_owned(), "is a directory")
 }
 
-/// Removes the directories above a file that is gone which nothing is in any more; their paths.
+/// Removes the empty directories above a deleted file; returns their paths.
 fn remove_emptied(workspace: &Workspace, path: &str) -> Vec<String> {
     let mut removed = Vec::new();
     let above: Vec<&str> = directories_of(path).collect();
@@ -395,7 +489,7 @@ fn remove_emptied(workspace: &Workspace, path: &str) -> Vec<String> {
     removed
 }
 
-/// The file that is there.
+/// The existing file.
 fn current(workspace: &Workspace, path: &str) -> Result<Option<(Metadata, File)>, ChangeError> {
     let in_the_way = |what| Err(ChangeError::InTheWay(path.to_owned(), what));
     let file = match workspace.open_file(path) {
@@ -426,3 +520,7 @@ fn leads_to(directory: &str, prefix: &str) -> bool {
     directory.starts_with(prefix)
         || prefix.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
 }
+
+#[cfg(test)]
+#[path = "stored_files_tests.rs"]
+mod tests;

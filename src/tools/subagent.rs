@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{ChildRun, Defaults, HasRead, Tool, ToolContext, ToolError, ToolInfo};
+use super::{ChildRun, Defaults, LabelRecorder, Tool, ToolContext, ToolError, ToolInfo};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Delegation, Effect};
 
@@ -54,7 +54,7 @@ pub struct ChildCall {
     /// What it works on.
     pub task: Task,
     /// Takes the labels of what the child has read.
-    pub has_read: HasRead,
+    pub read_labels: LabelRecorder,
     /// Takes the child's id once it has started.
     pub child_run: ChildRun,
 }
@@ -159,7 +159,7 @@ impl Tool for Subagent {
             effect_key: context.effect_key.clone(),
             agent: self.agent.clone(),
             task,
-            has_read: context.has_read.clone(),
+            read_labels: context.read_labels.clone(),
             child_run: context.child_run.clone(),
         };
         match self.start.start_run(child).await.map_err(|why| ToolError::ForModel(why.0))? {

@@ -16,11 +16,12 @@ use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
 use url::Url;
 
-use super::characters::{bare_type, content_type};
+use super::characters::content_type;
 use super::requests::Requests;
-use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, pdf, readers};
+use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, parse_pool, pdf};
 use crate::bounds::address;
 use crate::bounds::name::means;
+use crate::bounds::text::bare_type;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::outbound::{
@@ -55,8 +56,8 @@ pub struct WebFetch {
     robots: Robots,
 }
 
-/// By what requests of a call are judged and counted.
-type Fetching<'a> = (&'a Permit, &'a Requests);
+/// The permit and counters for the requests of a call.
+type RequestRules<'a> = (&'a Permit, &'a Requests);
 
 impl WebFetch {
     pub fn new(client: Client, settings: WebFetchSettings) -> Self {
@@ -88,7 +89,7 @@ impl WebFetch {
     async fn get(
         &self,
         url: Url,
-        (permit, requests): Fetching<'_>,
+        (permit, requests): RequestRules<'_>,
         max_body: usize,
     ) -> Result<Response, String> {
         let private = permit.private_networks().iter().copied();
@@ -122,7 +123,7 @@ impl WebFetch {
     }
 
     /// Checks that the host's `robots.txt` permits the address.
-    async fn check_robots(&self, url: &Url, by: Fetching<'_>) -> Result<(), String> {
+    async fn check_robots(&self, url: &Url, by: RequestRules<'_>) -> Result<(), String> {
         if !self.settings.robots {
             return Ok(());
         }
@@ -140,7 +141,7 @@ impl WebFetch {
         Err(format!("{} asks robots to stay away from that page", address::shown_host(url)))
     }
 
-    async fn fetch(&self, url: Url, by: Fetching<'_>) -> Result<Response, String> {
+    async fn fetch(&self, url: Url, by: RequestRules<'_>) -> Result<Response, String> {
         self.check_robots(&url, by).await?;
         let asked = url.clone();
         let response = self.get(url, by, self.settings.max_body).await?;
@@ -199,7 +200,7 @@ impl Tool for WebFetch {
                 let text = Text::of(&response)?;
                 if raw { Ok(text.raw()) } else { text.readable(&response.url) }
             };
-            let read = readers::read(reading).await;
+            let read = parse_pool::run(reading).await;
             read.unwrap_or_else(|| Err("it cannot be made readable; try it with raw".to_owned()))
         };
         let read = tokio::time::timeout(deadline, work).await.unwrap_or_else(|_elapsed| {

@@ -9,7 +9,7 @@
 //! It does not decide what may be read or written, and knows no operation.
 
 mod bin;
-mod way;
+mod destination_path;
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,11 +23,11 @@ use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 use uuid::Uuid;
 
 use super::file_locks::{FileLock, FileLocks};
-use super::keeping::{Keeper, Keeping, NotKept, Touched};
+use super::file_store::{ChangeInProgress, ChangedPaths, FileStore, NotStored};
 use super::quarantine::Quarantine;
 use super::quota::{Growth, OverQuota, Quota};
 pub use bin::Aside;
-pub use way::{Made, MadeAll, Way, directories_of};
+pub use destination_path::{DestinationPath, ParentDirectories, ParentDirectory, directories_of};
 
 /// Bytes of a path.
 pub const MAX_PATH: usize = 4096;
@@ -42,13 +42,13 @@ const MAX_LINKS: usize = 40;
 #[derive(Debug, Clone)]
 pub struct Workspace {
     root: Arc<Dir>,
-    /// Where it is beneath the tenant's directory, links followed; `.` where it is that.
+    /// Its path relative to the tenant's directory, links resolved; `.` for that directory itself.
     directory: Arc<str>,
     quota: Arc<Quota>,
     quarantine: Quarantine,
     locks: FileLocks,
     /// The durable store of its files, if that is not the directory.
-    keeper: Option<Arc<dyn Keeper>>,
+    store: Option<Arc<dyn FileStore>>,
 }
 
 /// Why a workspace could not be opened.
@@ -62,7 +62,7 @@ pub enum WorkspaceError {
     NotShared,
     /// Its files cannot be copied from the durable store.
     #[error(transparent)]
-    NotKept(#[from] NotKept),
+    NotStored(#[from] NotStored),
     /// The directory cannot be made or opened.
     #[error("the workspace {path:?} cannot be opened: {source}")]
     Io {
@@ -150,7 +150,7 @@ impl Workspace {
         };
         let tenant = open_or_make(&root.map_err(failed)?, tenant).map_err(failed)?;
         let (root, quota, locks) = (Arc::new(tenant), Arc::default(), FileLocks::default());
-        let tenant = Self { root, directory: ".".into(), quota, quarantine, locks, keeper: None };
+        let tenant = Self { root, directory: ".".into(), quota, quarantine, locks, store: None };
         if beneath == "." {
             return Ok(tenant);
         }
@@ -201,41 +201,41 @@ impl Workspace {
         self.locks.lock(names)
     }
 
-    /// The same with a keeper of its files.
+    /// The same with a durable store of its files.
     #[must_use]
-    pub fn kept_by(self, keeper: Arc<dyn Keeper>) -> Self {
-        Self { keeper: Some(keeper), ..self }
+    pub fn stored_in(self, store: Arc<dyn FileStore>) -> Self {
+        Self { store: Some(store), ..self }
     }
 
     /// The same for a run that this replica owns under an epoch.
     #[must_use]
     pub fn of_run(self, run: Uuid, epoch: i64) -> Self {
-        let keeper = self.keeper.as_ref().map(|keeper| keeper.of_run(run, epoch));
-        Self { keeper, ..self }
+        let store = self.store.as_ref().map(|store| store.of_run(run, epoch));
+        Self { store, ..self }
     }
 
-    /// The same for a caller, of files that are changed only while this run is there.
+    /// The same for a caller. Changes are refused once this run is deleted.
     #[must_use]
-    pub fn while_there(self, run: Uuid) -> Self {
-        let keeper = self.keeper.as_ref().map(|keeper| keeper.while_there(run));
-        Self { keeper, ..self }
+    pub fn while_run_exists(self, run: Uuid) -> Self {
+        let store = self.store.as_ref().map(|store| store.while_run_exists(run));
+        Self { store, ..self }
     }
 
     /// Copies changes of other replicas into the directory.
     ///
     /// # Errors
-    /// [`NotKept`].
-    pub async fn refresh(&self) -> Result<(), NotKept> {
-        match &self.keeper {
-            Some(keeper) => keeper.refresh().await,
+    /// [`NotStored`].
+    pub async fn refresh(&self) -> Result<(), NotStored> {
+        match &self.store {
+            Some(store) => store.refresh().await,
             None => Ok(()),
         }
     }
 
     /// Begins a change of files that must be stored durably; `None` if the directory is the store.
-    pub async fn keeping(&self) -> Option<Keeping> {
-        match &self.keeper {
-            Some(keeper) => Some(Keeping::by(keeper).await),
+    pub async fn begin_change(&self) -> Option<ChangeInProgress> {
+        match &self.store {
+            Some(store) => Some(ChangeInProgress::begin(store).await),
             None => None,
         }
     }
@@ -243,15 +243,15 @@ impl Workspace {
     /// Stores changed paths durably; returns those that another replica has changed in the meantime.
     ///
     /// # Errors
-    /// [`NotKept`].
-    pub async fn keep(
+    /// [`NotStored`].
+    pub async fn save(
         &self,
         paths: impl IntoIterator<Item = String>,
-    ) -> Result<Vec<String>, NotKept> {
-        match self.keeping().await {
-            Some(keeping) => {
+    ) -> Result<Vec<String>, NotStored> {
+        match self.begin_change().await {
+            Some(change) => {
                 let paths = paths.into_iter().collect();
-                keeping.keep(Touched { paths, is_all: true, is_whole: false }).await
+                change.save(ChangedPaths { paths, is_all: true, is_whole: false }).await
             }
             None => Ok(Vec::new()),
         }
@@ -302,7 +302,7 @@ impl Workspace {
     /// relative to the directory of all workspaces.
     ///
     /// # Errors
-    /// What the system says; it is where it was.
+    /// Errors of the file system; the entry then stays at its path.
     pub(super) fn put_aside(&self, dir: &Dir, name: &OsStr, path: &str) -> io::Result<String> {
         let beneath = match &*self.directory {
             "." => path.to_owned(),
@@ -322,7 +322,7 @@ impl Workspace {
         aside.is_some_and(|aside| self.quota.known_excess(&aside).is_some())
     }
 
-    /// Counts a file that is gone.
+    /// Subtracts a deleted file.
     pub fn freed(&self, bytes: u64) {
         self.quota.freed(&self.root, bytes);
     }
@@ -332,7 +332,7 @@ impl Workspace {
         Arc::clone(&self.root)
     }
 
-    /// Where it is beneath the tenant's directory, links followed; `.` where it is that.
+    /// Its path relative to the tenant's directory, links resolved; `.` for that directory itself.
     pub fn directory(&self) -> Arc<str> {
         Arc::clone(&self.directory)
     }
@@ -378,7 +378,7 @@ impl Workspace {
     /// The directory that holds a resolved path's last name, opened without following a link.
     ///
     /// # Errors
-    /// What the system says; `.` has no holder and is invalid input.
+    /// Errors of the file system; `.` has no holder and is invalid input.
     pub fn holder<'p>(&self, path: &'p str) -> io::Result<(Arc<Dir>, &'p str)> {
         let (parent, name) = split(path);
         if name == "." {
@@ -394,18 +394,18 @@ impl Workspace {
         Ok((dir, name))
     }
 
-    /// The same where directories may be missing, which are not made yet.
+    /// The same for a path whose directories may be missing; they are not created yet.
     ///
     /// # Errors
-    /// What the system says; `.` has no holder and is invalid input.
-    pub fn way<'p>(&self, path: &'p str) -> io::Result<Way<'p>> {
-        Way::to(&self.root, path)
+    /// Errors of the file system; `.` has no holder and is invalid input.
+    pub fn destination<'p>(&self, path: &'p str) -> io::Result<DestinationPath<'p>> {
+        DestinationPath::to(&self.root, path)
     }
 
     /// A resolved path opened for reading. Never waits (for the other end of a FIFO, say).
     ///
     /// # Errors
-    /// What the system says; a link is one.
+    /// Errors of the file system; a link is an error.
     pub fn open_file(&self, path: &str) -> io::Result<File> {
         let (dir, name) = self.holder(path)?;
         open_for_reading(&dir, name)
@@ -414,7 +414,7 @@ impl Workspace {
     /// A resolved path opened as a directory.
     ///
     /// # Errors
-    /// What the system says; a link is one.
+    /// Errors of the file system; a link is an error.
     pub fn open_dir(&self, path: &str) -> io::Result<Arc<Dir>> {
         if path == "." {
             return Ok(Arc::clone(&self.root));
@@ -470,14 +470,14 @@ impl Workspace {
 
 enum Found {
     End(Option<Kind>),
-    /// A link at the first that many bytes of the path.
+    /// A link at the path's prefix of this many bytes.
     Link(usize),
 }
 
 /// A file of a directory opened for reading, neither through a link nor waiting.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the file system.
 pub fn open_for_reading(dir: &Dir, name: &str) -> io::Result<File> {
     dir.open_with(name, OpenOptions::new().read(true).follow(FollowSymlinks::No).nonblock(true))
 }

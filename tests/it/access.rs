@@ -524,7 +524,7 @@ async fn probes_are_answered_while_all_connections_are_taken(db: Db) {
         if all_of(again).await.starts_with("HTTP/1.1 200") {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     panic!("connections that were closed are not given to others");
 }

@@ -384,7 +384,7 @@ async fn keys_are_shown_once_and_stop_working_when_revoked(db: Db) {
         if last == 401 {
             break;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     assert_eq!(last, 401, "an expired key is refused");
 }

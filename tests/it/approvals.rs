@@ -16,6 +16,7 @@ on_both_stores! {
     an_approval_that_is_not_given_in_time_expires,
     arguments_are_edited_and_judged_again,
     edited_arguments_are_blocked_and_not_rewritten,
+    a_result_that_is_used_again_is_that_of_the_same_arguments,
     calls_of_one_batch_are_decided_one_by_one,
     of_concurrent_decisions_one_is_taken,
     cancelling_races_approving,
@@ -349,6 +350,35 @@ interceptors:
     assert_eq!(service.post(&format!("{}/approve", calls[0]), &edited).await.status, 200);
     let waits = service.until(&run, |run| run["status"] == "awaiting_tool_results").await;
     assert_eq!(waits["pending"][0]["arguments"], json!({"path": "out/b"}), "{waits:#}");
+}
+
+async fn a_result_that_is_used_again_is_that_of_the_same_arguments(db: Db) {
+    let agent = EDITOR.replace("supervised,", "supervised, tool_policies: {file_ops: ask},");
+    let read =
+        "  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: notes.txt}}]\n";
+    let steps = format!("steps:\n{}  - text: done\n", read.repeat(3));
+    let cached = "tool_options: {file_ops: {cache: attempt}}\n";
+    let setup = editor().agent("editor", &format!("{agent}{cached}")).scenario("editor", &steps);
+    let service = setup.start(db).await;
+    let edited = json!({"arguments": {"operation": "read", "path": "other.txt"}});
+    let mut waits = parked(&service, "editor").await.body;
+    let (run, _) = paths(&waits);
+    for decision in [&edited, &json!({}), &edited] {
+        let (_, calls) = paths(&waits);
+        assert_eq!(service.post(&format!("{}/approve", calls[0]), decision).await.status, 200);
+        let decided = waits["pending"][0]["call_id"].clone();
+        let goes_on = |run: &Value| {
+            let next = run["pending"][0]["call_id"].as_str();
+            run["status"] == "completed" || next.is_some_and(|next| next != decided)
+        };
+        waits = service.until(&run, goes_on).await;
+    }
+    let rows = service.get(&format!("{run}/tool-calls")).await.body;
+    for (row, content, is_cached) in [(0, "other", false), (1, "old", false), (2, "other", true)] {
+        let row = &rows["data"][row];
+        assert!(text(row, "result").contains(content), "{rows:#}");
+        assert_eq!(row["cached"], is_cached, "{rows:#}");
+    }
 }
 
 async fn calls_of_one_batch_are_decided_one_by_one(db: Db) {

@@ -28,11 +28,14 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::chromium;
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, on_both_stores, on_one_store};
 
 on_both_stores! {
-    a_page_is_opened_read_filled_in_and_pictured,
     a_page_ends_with_its_call_and_its_run,
+}
+
+on_one_store! {
+    a_page_is_opened_read_filled_in_and_pictured,
 }
 
 /// A site that notes what it is asked.

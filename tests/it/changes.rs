@@ -347,7 +347,7 @@ async fn no_change_is_lost_in_a_crash(db: Db) {
             if run["status"] == "completed" {
                 break run;
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         };
         let all = changes(&service, &run).await;
         for path in [format!("w{nth}"), format!("a{nth}")] {

@@ -65,6 +65,13 @@ impl Chromium {
                 "--disable-background-networking",
                 "--disable-component-update",
                 "--disable-sync",
+                "--disable-extensions",
+                "--disable-component-extensions-with-background-pages",
+                "--disable-default-apps",
+                "--disable-breakpad",
+                // A window's own pages cost more than the page in it.
+                "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup,WebUIOmniboxFullPopup,OmniboxAimPopup,\
+                 PreloadTopChromeWebUI,PreloadTopChromeWebUILessNavigations,MediaRouter,Translate,OptimizationHints",
             ])
             .args(["--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0"])
             .arg(format!("--user-data-dir={}", profile.path().display()))
@@ -193,7 +200,7 @@ impl Chromium {
             ))
             .await;
         if met != true {
-            self.screenshot("waited-in-vain").await;
+            self.picture("waited-in-vain").await;
             panic!("{expression}\nnever became true on this page:\n{}", self.text().await);
         }
     }
@@ -307,9 +314,15 @@ impl Chromium {
         self.call("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }
 
-    /// A picture of the whole page, for people: `console/<name>.png` in the directory for tests'
-    /// files.
+    /// A picture for people, where `TOOLLOOP_TEST_PICTURES` is set: drawing all of them takes long.
     pub(crate) async fn screenshot(&self, name: &str) {
+        if std::env::var_os("TOOLLOOP_TEST_PICTURES").is_some() {
+            self.picture(name).await;
+        }
+    }
+
+    /// A picture of the whole page: `console/<name>.png` in the directory for tests' files.
+    async fn picture(&self, name: &str) {
         let shot =
             self.call("Page.captureScreenshot", json!({"captureBeyondViewport": true})).await;
         let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("console");

@@ -32,7 +32,9 @@ use toolloop::tools::proxy::Proxy;
 use toolloop::tools::requests::Requests;
 use toolloop::tools::sandbox::Sandbox;
 use toolloop::tools::shell::Shell;
-use toolloop::tools::{Changed, HasRead, Listener, Tool, ToolContext, ToolError, Workspace};
+use toolloop::tools::{
+    ChangeRecorder, LabelRecorder, Listener, Tool, ToolContext, ToolError, Workspace,
+};
 use uuid::Uuid;
 
 use crate::sandbox::settings;
@@ -245,10 +247,10 @@ impl Place {
             effect_key: "k".into(),
             traceparent: None,
             workspace: self.workspace.clone(),
-            has_read: HasRead::default(),
+            read_labels: LabelRecorder::default(),
             child_run: toolloop::tools::ChildRun::default(),
             listener: Listener::default(),
-            changed: Changed::default(),
+            changed: ChangeRecorder::default(),
             has_network: false,
             requests: Requests::default(),
             input: None,

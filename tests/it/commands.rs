@@ -215,7 +215,7 @@ async fn keys_created_on_the_command_line_authenticate() {
         if refused == 401 {
             break;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         refused = service.get("/v1/runs").await.status;
     }
     assert_eq!(refused, 401, "a revoked key stops working");
@@ -272,8 +272,8 @@ async fn variables_that_no_setting_has_are_told() {
     assert_eq!(checked.status.code(), Some(0), "{said}");
     let told: Vec<&str> = said.lines().filter(|line| line.contains("TOOLLOOP_")).collect();
     let expected = [
-        "warning: the environment variable TOOLLOOP_AGENT_DIR is no setting (did you mean `TOOLLOOP_AGENTS_DIR`?)",
-        "warning: the environment variable TOOLLOOP_FOO is no setting",
+        "warning: the environment variable TOOLLOOP_AGENT_DIR is not a setting (did you mean `TOOLLOOP_AGENTS_DIR`?)",
+        "warning: the environment variable TOOLLOOP_FOO is not a setting",
     ];
     assert_eq!(told, expected, "{said}");
     let mut child = command(dir.path())

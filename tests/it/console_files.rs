@@ -78,14 +78,14 @@ async fn files_of_a_run_are_seen_put_and_deleted() {
     let both = upload("out/pictures/", &["dot.png", "second.png"]);
     browser.eval(&both).await;
     browser.until("document.querySelector('[aria-label=\"View out/pictures/second.png\"]')").await;
-    browser.until(&says("", "dot.png is there already")).await;
+    browser.until(&says("", "dot.png already exists")).await;
     browser.eval(&both).await;
     browser.until("document.querySelectorAll('.workspace .notice button').length === 2").await;
     browser.eval("document.querySelector('.files li').dataset.before = ''").await;
     browser.click(".workspace .notice button").await;
-    browser.until(&format!("!{}", says("", "dot.png is there already"))).await;
+    browser.until(&format!("!{}", says("", "dot.png already exists"))).await;
     browser.until("!document.querySelector('.files [data-before]')").await;
-    browser.until(&says("", "second.png is there already")).await;
+    browser.until(&says("", "second.png already exists")).await;
     browser.click("[aria-label='Delete out/pictures/dot.png']").await;
     browser.click("[aria-label='Really delete out/pictures/dot.png?']").await;
     browser.until("document.querySelectorAll('.files li').length === 4").await;
@@ -93,7 +93,7 @@ async fn files_of_a_run_are_seen_put_and_deleted() {
     assert_eq!(gone.status, 404);
     // What leads elsewhere is no path.
     browser.eval(&upload("../..", &["dot.png"])).await;
-    browser.until(&says("", "no path in the workspace")).await;
+    browser.until(&says("", "not a path in the workspace")).await;
     browser.window(390, 844).await;
     let overflow = browser.eval("document.documentElement.scrollWidth - innerWidth").await;
     assert!(overflow.as_i64().unwrap() <= 0, "{overflow} pixels too wide");

@@ -15,14 +15,17 @@ use serde_json::{Value, json};
 
 use crate::chromium::Chromium;
 use crate::console::signed_in;
-use crate::service::{ADMIN_KEY, Answer, Db, Service, Setup, answer, on_both_stores};
+use crate::service::{ADMIN_KEY, Answer, Db, Service, Setup, answer, on_both_stores, on_one_store};
 
 on_both_stores! {
     a_key_becomes_a_cookie_that_scripts_cannot_read,
-    a_cookie_is_accepted_from_own_pages_only,
     signing_out_ends_the_session_everywhere,
     a_session_ends_with_its_key,
     a_session_is_as_wide_as_its_key,
+}
+
+on_one_store! {
+    a_cookie_is_accepted_from_own_pages_only,
     a_cookie_is_no_bearer_token_and_no_token_is_a_cookie,
 }
 

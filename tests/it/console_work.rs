@@ -335,7 +335,7 @@ async fn a_new_file_is_shown_as_new_and_newer_keys_by_their_names() {
     browser.click(".decision .buttons button").await;
     browser.until("document.querySelector('.end.completed')").await;
     browser.until("document.querySelector('.changes .what')?.innerText === 'new'").await;
-    browser.until_text("Goes on: what it waited for is there").await;
+    browser.until_text("Continues: it has what it waited for").await;
     assert!(!browser.text().await.contains("after a restart"));
     let told = "document.querySelector('.timeline').textContent.includes('by day-shift')";
     browser.until(told).await;

@@ -126,6 +126,7 @@ async fn one_run(service: &mut Service, nth: usize) -> bool {
     let mut died = false;
     let mut accepted = false;
     let run = loop {
+        tokio::time::sleep(Duration::from_millis(20)).await;
         if service.is_dead() {
             died = true;
             service.restart().await;

@@ -9,6 +9,7 @@ use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
     a_run_whose_journal_does_not_fit_its_row_ends,
+    a_run_whose_request_is_missing_or_cannot_be_read_ends,
     a_call_under_way_of_a_run_that_cannot_go_on_is_recorded,
     a_run_whose_child_or_itself_has_lost_its_last_events_ends,
     missing_events_are_named_to_every_reader,
@@ -111,6 +112,19 @@ async fn a_run_whose_journal_does_not_fit_its_row_ends(db: Db) {
     service.until(&path(&beside), |run| run["status"] == "completed").await;
 }
 
+async fn a_run_whose_request_is_missing_or_cannot_be_read_ends(db: Db) {
+    let service = service(db).await;
+    let unreadable = "UPDATE approvals SET status = 'approved', resolution = '{}'";
+    for damage in [unreadable, "DELETE FROM approvals"] {
+        let [run, ..] = parked(&service, "asker").await;
+        change(&service, &format!("{damage} WHERE run_id = '{run}'")).await;
+        let queued = "UPDATE runs SET status = 'queued', available_at = created_at";
+        change(&service, &format!("{queued} WHERE id = '{run}'")).await;
+        let message = is_interrupted(&service, &run).await;
+        assert!(message.contains("a request that the run waits for"), "{message}");
+    }
+}
+
 async fn a_call_under_way_of_a_run_that_cannot_go_on_is_recorded(db: Db) {
     let service = service(db).await;
     for state in ["dispatched", "unknown"] {
@@ -134,6 +148,17 @@ async fn a_call_under_way_of_a_run_that_cannot_go_on_is_recorded(db: Db) {
             "{audit:#}"
         );
     }
+    // One that cannot be read keeps no run from ending.
+    let [run, _, call] = parked(&service, "asker").await;
+    let unreadable = "UPDATE tool_calls SET state = 'dispatched', effect = 'once', attempt = -1";
+    for damage in [
+        format!("{unreadable} WHERE run_id = '{run}'"),
+        format!("UPDATE runs SET next_seq = next_seq - 1 WHERE id = '{run}'"),
+    ] {
+        change(&service, &damage).await;
+    }
+    approve(&service, &run, &call).await;
+    is_interrupted(&service, &run).await;
 }
 
 async fn a_run_whose_child_or_itself_has_lost_its_last_events_ends(db: Db) {

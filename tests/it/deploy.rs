@@ -285,7 +285,15 @@ fn the_image_lets_the_service_write_its_data_and_its_workspaces_only() {
     assert!(!run.contains("COPY workspace"), "no workspace is in the image");
     let given: Vec<&str> =
         run.split("chown toolloop ").skip(1).filter_map(|rest| rest.split(" &&").next()).collect();
-    assert_eq!(given, ["data workspace"]);
+    assert_eq!(given, ["data workspace workspace/default"]);
+    let compose = yaml(&text("docker-compose.yml"));
+    for volume in strings(&compose["services"]["toolloop"]["volumes"]) {
+        let path = volume.split(':').nth(1).unwrap().strip_prefix("/home/toolloop/").unwrap();
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            let is_made = given[0].split(' ').any(|made| made == parent);
+            assert!(is_made, "Docker makes {parent} as root");
+        }
+    }
 }
 
 /// The names of metrics in an expression.

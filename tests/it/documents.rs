@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, on_one_store};
 
-on_both_stores! {
+on_one_store! {
     the_text_of_a_pdf_document_is_read_page_by_page,
     hostile_documents_are_refused_and_the_service_goes_on,
 }

@@ -19,10 +19,13 @@ use serde_json::{Value, json};
 
 use crate::browser::{Site, id, result, rows, scenario};
 use crate::chromium;
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, on_both_stores, on_one_store};
 
 on_both_stores! {
     a_click_saves_a_file_in_the_workspace,
+}
+
+on_one_store! {
     a_refused_download_says_why,
 }
 

@@ -26,7 +26,7 @@ use sha2::{Digest, Sha256};
 use sqlx::{Connection as _, PgConnection};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::service::{Db, Service, Setup, command, on_both_stores};
+use crate::service::{Db, Service, Setup, command, on_both_stores, pause};
 
 on_both_stores! {
     a_file_is_put_read_replaced_and_deleted,
@@ -540,24 +540,68 @@ async fn of_two_invocations_at_once_the_refused_one_leaves_no_file(db: Db) {
 }
 
 #[tokio::test]
+async fn of_two_invocations_on_two_replicas_the_refused_one_leaves_no_file() {
+    let volume = tempfile::TempDir::new().unwrap();
+    let asks =
+        agent("asks/{session_id}").replace("autonomy: full", "tool_policies: {file_ops: ask}");
+    let on_volume = || {
+        let dir = volume.path().display();
+        let shared = format!("[tools.workspace]\nstore = \"shared\"\ndir = \"{dir}\"");
+        setup().agent("asks", &asks).config(&shared)
+    };
+    let first = on_volume().start(Db::Postgres).await;
+    let second = on_volume().start_on(first.database_url.clone()).await;
+    for round in 0..20 {
+        let session = format!("s{round}");
+        let sent = async |service: &Service, own: &'static str| {
+            let files: &[(&str, &[u8])] = &[(own, b"own"), ("in/same", own.as_bytes())];
+            let body = form(&json!({"session_id": session}), files);
+            (invoke(service, "asks", &[], &body).await.status, own)
+        };
+        let (one, other) = tokio::join!(sent(&first, "in/one"), sent(&second, "in/other"));
+        let mut both = [one, other];
+        both.sort_unstable();
+        assert_eq!(both.map(|(status, _)| status), [202, 409]);
+        let (files, own) = (format!("/v1/sessions/{session}/files"), both[0].1);
+        let listed = first.get(&files).await.body["data"].clone();
+        let listed = listed.as_array().unwrap().iter().map(|file| file["path"].clone());
+        assert_eq!(listed.collect::<Vec<Value>>(), [own, "in/same"], "{round}");
+        let kept = get(&first, &format!("{files}/in/same")).await;
+        assert_eq!(kept.bytes, own.as_bytes(), "{round}");
+    }
+}
+
+#[tokio::test]
 async fn files_of_a_client_that_goes_away_are_recorded() {
     let service = reading().start(Db::Postgres).await;
     let mut other = PgConnection::connect(&service.database_url).await.unwrap();
     let lock = "BEGIN; LOCK TABLE audit_log IN EXCLUSIVE MODE";
     sqlx::raw_sql(lock).execute(&mut other).await.unwrap();
     let body = form(&json!({}), &[("in/a", b"x"), ("in/b", b"y")]);
-    let there = async {
-        while !service.dir.path().join("workspace/default/shared/in/b").exists() {
+    let mut watcher = PgConnection::connect(&service.database_url).await.unwrap();
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \
+        AND wait_event_type = 'Lock' AND query LIKE '%INSERT INTO audit_log%')";
+    let recording = async {
+        while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut watcher).await.unwrap() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
     tokio::select! {
         said = invoke(&service, "shared", &[], &body) => panic!("answered with {}", said.status),
-        () = there => {}
+        () = recording => {}
     }
+    let placed = service.dir.path().join("workspace/default/shared/in/b");
+    assert!(!placed.exists(), "it is recorded first");
     sqlx::raw_sql("ROLLBACK").execute(&mut other).await.unwrap();
     let are_two = |list: &Value| list["data"].as_array().is_some_and(|acts| acts.len() == 2);
     service.until("/v1/audit?action=file.written", are_two).await;
+    for looks in 0..3000 {
+        if placed.exists() {
+            return;
+        }
+        pause(looks).await;
+    }
+    panic!("{} is not there", placed.display());
 }
 
 #[tokio::test]

@@ -46,7 +46,7 @@ async fn times(service: &Service) -> Vec<Duration> {
 async fn floods_leave_the_service_as_it_was() {
     let mut set = "tools:\n".to_owned();
     for (name, program) in FLOODS {
-        set.push_str(&python(name, program, ", effect: read, timeout_seconds: 8"));
+        set.push_str(&python(name, program, ", effect: read, timeout_seconds: 4"));
     }
     let names: Vec<String> =
         FLOODS.iter().map(|(name, _)| format!("script:flood/{name}")).collect();

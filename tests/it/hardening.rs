@@ -678,3 +678,25 @@ async fn a_drain_answers_all_runs_in_progress() {
     assert_eq!(rest(&mut resting).await, b"");
     assert!(!service.log().contains("still open"), "{}", service.log());
 }
+
+#[tokio::test]
+async fn a_second_interrupt_ends_the_grace_of_a_drain() {
+    let mock = MockModel::start().await;
+    let (_never, held) = watch::channel(false);
+    mock.always(Reply::Held(held, Box::new(Reply::text("done"))));
+    let config = format!(
+        "[server]\nshutdown_grace = \"1h\"\n[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"",
+        mock.base_url()
+    );
+    let setup = Setup::new().agent("sleeper", &SLEEPER.replace("scripted/sleeper", "mock/m"));
+    let mut service = setup.config(&config).start(Db::Sqlite).await;
+    let request = service.request(Method::POST, "/v1/agents/sleeper/invoke-iterative");
+    let call = tokio::spawn(answer(request.json(&json!({"inputs": {}}))));
+    service.until("/v1/runs?status=running", |page| page["data"][0].is_object()).await;
+    service.signal(crate::service::Signal::INT);
+    service.until("/readyz", |ready| ready["status"] == "draining").await;
+    service.signal(crate::service::Signal::INT);
+    let told = call.await.unwrap();
+    assert_eq!((told.status.as_u16(), &told.body["code"]), (503, &json!("DRAINING")), "{told:?}");
+    assert_eq!(service.exit_code().await, Some(0), "{}", service.log());
+}

@@ -8,23 +8,26 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
 use crate::mock_model::{MockModel, Reply};
-use crate::service::{Db, Service, Setup, answer, on_both_stores};
+use crate::service::{Db, Service, Setup, answer, on_both_stores, on_one_store};
 
 on_both_stores! {
     a_body_holds_a_bounded_number_of_values,
     names_of_a_request_have_a_length_a_form_and_a_number,
-    schemas_of_a_request_are_bounded_before_they_are_compiled,
-    arguments_for_a_callers_schema_that_doubles_are_answered,
     a_recursive_choice_of_an_operator_is_decided_or_given_up,
-    globs_and_patterns_of_a_model_are_answered,
-    replacing_everything_has_a_bounded_result_and_counts_every_line,
-    every_directory_that_is_made_counts,
     a_call_that_a_quota_refuses_leaves_no_directory,
     refusals_repeat_little_of_what_was_sent,
     absurd_usage_is_counted_within_reason,
     a_run_that_looks_full_of_secrets_is_served,
     files_of_a_judged_call_are_bounded,
     definitions_and_filters_of_a_request_are_bounded,
+}
+
+on_one_store! {
+    schemas_of_a_request_are_bounded_before_they_are_compiled,
+    arguments_for_a_callers_schema_that_doubles_are_answered,
+    globs_and_patterns_of_a_model_are_answered,
+    replacing_everything_has_a_bounded_result_and_counts_every_line,
+    every_directory_that_is_made_counts,
 }
 
 pub(crate) const GUIDE: &str = "

@@ -6,10 +6,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::hostile::{GUIDE, call, guide, is_unharmed};
-use crate::service::{Db, Setup, answer, on_both_stores};
+use crate::service::{Db, Setup, answer, on_both_stores, on_one_store};
 
 on_both_stores! {
     definitions_of_a_request_neither_grow_nor_take_long,
+}
+
+on_one_store! {
     templates_make_no_more_than_they_may,
     files_that_are_too_deep_are_refused_while_the_service_runs,
 }

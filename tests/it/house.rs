@@ -154,7 +154,7 @@ fn first_word(text: &str) -> String {
 }
 
 #[test]
-fn rooms_import_only_what_the_table_allows() {
+fn modules_import_only_what_the_table_allows() {
     let table: BTreeMap<_, _> = MODULES.iter().copied().collect();
     let mut wrong = Vec::new();
     for source in
@@ -185,14 +185,14 @@ fn rooms_import_only_what_the_table_allows() {
 
 #[test]
 fn the_table_has_no_cycles() {
-    let words = ["message", "run", "event"];
+    let shared_types = ["message", "run", "event"];
     let table: BTreeMap<_, _> = MODULES.iter().copied().collect();
-    for (module, _) in MODULES.iter().filter(|(module, _)| !words.contains(module)) {
+    for (module, _) in MODULES.iter().filter(|(module, _)| !shared_types.contains(module)) {
         let mut reached = BTreeSet::new();
         let mut open: Vec<&str> = table[module].to_vec();
         while let Some(next) = open.pop() {
             assert_ne!(next, *module, "{module} reaches itself");
-            if reached.insert(next) && !words.contains(&next) {
+            if reached.insert(next) && !shared_types.contains(&next) {
                 open.extend(table[next]);
             }
         }
@@ -256,16 +256,16 @@ fn foreign_json_is_read_with_bounds() {
 
 /// Journals are large: those that are in memory at the same time are bounded for all readers together.
 #[test]
-fn readers_of_journals_take_turns() {
+fn readers_of_journals_hold_permits() {
     let reads =
         [".journals(", ".journal_of(", ".readable_journals(", ".readable_until(", ".events_until("];
-    let turns = ["journals::turn", ".journal_turn("];
+    let permits = ["journals::permit", ".journal_permit("];
     let mut readers = 0;
     for source in sources().iter().filter(|s| s.module != "store" && !is_test_file(s)) {
         let read = reads.iter().find(|read| source.code.contains(**read));
         readers += usize::from(read.is_some());
         assert!(
-            read.is_none() || turns.iter().any(|turn| source.code.contains(*turn)),
+            read.is_none() || permits.iter().any(|permit| source.code.contains(*permit)),
             "src/{}: {read:?} without runtime/journals.rs, which bounds them for all readers",
             source.path
         );
@@ -320,6 +320,26 @@ fn files_are_small_and_open_with_a_header() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The compiler never sees a file that no module declares, so its tests would never run.
+#[test]
+fn every_file_is_declared_as_a_module() {
+    let sources = sources();
+    let is_declared = |file: &Source| {
+        let (directory, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
+        let stem = match name.trim_end_matches(".rs") {
+            "mod" => directory.rsplit('/').next().unwrap_or_default(),
+            stem => stem,
+        };
+        let (as_module, by_path) = (format!("mod {stem};"), format!("{name}\"]"));
+        let declares =
+            |other: &Source| other.text.contains(&as_module) || other.text.contains(&by_path);
+        ["main.rs", "lib.rs"].contains(&name) || sources.iter().any(declares)
+    };
+    let unknown: Vec<&str> =
+        sources.iter().filter(|file| !is_declared(file)).map(|file| &*file.path).collect();
+    assert!(unknown.is_empty(), "no module declares {unknown:?}");
 }
 
 #[test]
@@ -492,7 +512,7 @@ fn reachable<'a>(
 }
 
 #[test]
-fn files_of_a_room_import_one_another_in_one_direction() {
+fn files_of_a_module_import_one_another_in_one_direction() {
     let wrong: Vec<_> = circles()
         .into_iter()
         .filter(|c| !c.iter().all(|f| MAY_CIRCLE.iter().any(|module| f.starts_with(module))))

@@ -24,13 +24,16 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::service::{Db, Service, Setup, command, on_both_stores};
+use crate::service::{Db, Service, Setup, command, on_both_stores, on_one_store};
 
 on_both_stores! {
     arguments_and_secrets_stay_in_their_places,
-    answers_are_followed_and_refused,
     a_request_is_repeated_as_often_as_the_options_say,
     denied_and_unapproved_requests_are_not_sent,
+}
+
+on_one_store! {
+    answers_are_followed_and_refused,
     hostile_services_end_in_results,
     an_api_is_imported_and_called,
     bodies_are_sent_as_forms,

@@ -202,7 +202,8 @@ async fn calls_of_client_tools_are_intercepted_too(db: Db) {
                  - {tool: '*', when: \"args.q == 'no'\", block: 'Not that.'}\n    \
                  - {tool: '*', when: \"tool == 'ask' && args.q == 'old'\", rewrite: {'/q': \"'new'\"}}\n    \
                  - {tool: '*', when: \"tool == 'ask' && args.q == 'odd'\", rewrite: {'/q': '7'}}\n  \
-                 after: [{tool: '*', redact: '\\b\\d{16}\\b'}]\n";
+                 after:\n    - {tool: '*', redact: '\\b\\d{16}\\b'}\n    \
+                 - {tool: '*', when: \"tool == 'ask'\", replace: 'To {{ args.q }}: {{ result }}'}\n";
     let service = Setup::new().agent("asker", agent).config(&models).start(db).await;
     let asks = |q: &str| Reply::call("ask", &json!({"q": q}));
     mock.script([asks("no"), asks("odd"), asks("old"), Reply::text("done")]);
@@ -217,7 +218,8 @@ async fn calls_of_client_tools_are_intercepted_too(db: Db) {
     let told = mock.requests().last().unwrap().body["messages"].to_string();
     assert!(told.contains("Blocked by an interceptor: Not that."), "{told}");
     assert!(told.contains("Interceptor 3 changed the arguments."), "{told}");
-    assert!(told.contains("It is [redacted].") && !told.contains("1234567890123456"), "{told}");
+    assert!(told.contains("To new: It is [redacted]."), "{told}");
+    assert!(!told.contains("1234567890123456"), "{told}");
 }
 
 /// Of a parent two levels up, whose workspace is another one, too.

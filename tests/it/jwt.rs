@@ -25,14 +25,17 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
+use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores, on_one_store};
 
 on_both_stores! {
     callers_of_the_identity_provider_are_like_keys,
     tokens_and_keys_made_with_a_jwt_reach_no_further,
+    a_stream_ends_with_its_token,
+}
+
+on_one_store! {
     tokens_that_are_not_accepted,
     keys_of_the_provider_change,
-    a_stream_ends_with_its_token,
     a_key_set_that_cannot_be_fetched_is_fetched_later,
 }
 

@@ -52,7 +52,7 @@ async fn until_refused(service: &Service, key: &str) {
         if status(service, key, "/v1/runs").await == 401 {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     panic!("the key is still accepted");
 }
@@ -495,7 +495,7 @@ async fn a_key_has_only_so_many_requests_open(db: Db) {
         if status(&service, &viewer.key, "/v1/runs").await == 200 {
             return;
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     panic!("a closed stream still counts");
 }

@@ -122,9 +122,8 @@ async fn denied_files_of_programs_are_taken_out(db: Db) {
     ] {
         let call = &calls[index];
         assert_eq!(call["failure"], "tool_error", "{call:#}");
-        let expected = format!(
-            "it was taken out of the workspace with its content: {path}, which is denied by {rule}."
-        );
+        let expected =
+            format!("which were moved out of the workspace: {path}, which is denied by {rule}.");
         assert!(content(call).contains(&expected), "{expected}: {call:#}");
         assert!(content(call).contains("exit_code"), "what the programs answered: {call:#}");
     }

@@ -430,6 +430,7 @@ fn completed(
         replaced: None,
         child_run_id: None,
         reconciled: None,
+        found_out: false,
     })
 }
 

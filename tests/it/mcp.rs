@@ -14,20 +14,23 @@ use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::script_tools::{events, with};
-use crate::service::{Db, Service, Setup, command, on_both_stores};
+use crate::service::{Db, Service, Setup, command, on_both_stores, on_one_store};
 use crate::shell_stories::until_alive;
 
 on_both_stores! {
     tools_are_listed_and_called,
-    a_server_reaches_only_its_files_variables_and_hosts,
-    messages_of_servers_are_bounded,
     a_server_that_dies_is_noticed_and_started_again,
-    a_server_that_hangs_hangs_no_run,
-    lists_are_followed,
     a_tool_that_has_changed_is_approved_again,
     effects_come_from_the_operator,
     servers_end_with_the_service,
     a_server_may_be_down_and_come_back,
+}
+
+on_one_store! {
+    a_server_reaches_only_its_files_variables_and_hosts,
+    messages_of_servers_are_bounded,
+    a_server_that_hangs_hangs_no_run,
+    lists_are_followed,
     globs_of_a_server_that_is_down_say_so,
     tools_of_many_servers_have_a_bound_together,
     lists_that_are_none_or_endless_end_no_server,
@@ -493,7 +496,7 @@ async fn a_server_may_be_down_and_come_back(db: Db) {
     assert_eq!(run["status"], "completed", "{run:#}");
     for told in results(&service, &run).await {
         assert!(told.starts_with("Error: The MCP server odd is not available: "), "{told}");
-        assert!(told.contains("no file that can be executed"), "{told}");
+        assert!(told.contains("not an executable file"), "{told}");
     }
     let ready = service.get("/readyz").await;
     assert_eq!((ready.status.as_u16(), &ready.body["status"]), (200, &json!("ready")));
@@ -555,21 +558,21 @@ async fn check_reports_mistakes_of_mcp_sections() {
         ("[mcp.a]\nargs = []", "mcp.a: needs command (a program) or url (an address)"),
         (
             "[mcp.a]\ncommand = \"x\"\nurl = \"http://a.example\"",
-            "mcp.a.url: has no meaning beside command",
+            "mcp.a.url: must not be set together with command",
         ),
         (
             "[mcp.a]\nurl = \"http://a.example\"\nenv = [\"A\"]",
-            "mcp.a.env: has no meaning beside url",
+            "mcp.a.env: must not be set together with url",
         ),
         (
             "[mcp.a]\nurl = \"http://a.example\"\nnetwork = [\"b\"]",
-            "mcp.a.network: has no meaning beside url",
+            "mcp.a.network: must not be set together with url",
         ),
         ("[mcp.a]\ncommand = \"x\"\nnetwork = [\"http://b\"]", "mcp.a.network: \"http://b\""),
         ("[mcp.a]\ncommand = \"x\"\nallow_private = [\"b\"]", "mcp.a.allow_private: \"b\""),
         ("[mcp.a]\nurl = \"ftp://a.example\"", "mcp.a.url: is neither http nor https"),
         ("[mcp.a]\ncommand = \"x\"\nenv = [\"TOOLLOOP_KEY\"]", "is the service's own"),
-        ("[mcp.a]\ncommand = \"x\"\nenv = [\"A=b\"]", "is no name of an environment variable"),
+        ("[mcp.a]\ncommand = \"x\"\nenv = [\"A=b\"]", "is not the name of an environment variable"),
         ("[mcp.a]\ncommand = \"x\"\nreads = [\"/\"]", "mcp.a.reads: / is everything"),
         ("[mcp.a]\ncommand = \"x\"\n[mcp.a.effects]\nb = \"write\"", "mcp.a.effects.b"),
         ("[mcp.a]\ncommand = \"x\"\ntimeout = 1", "unknown key"),

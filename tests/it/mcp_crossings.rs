@@ -183,3 +183,32 @@ async fn a_call_is_made_on_the_replica_that_approves_it() {
     assert!(made(&first).is_err(), "the replica that asked has not called it");
     assert_eq!(run["tool_calls_made"], 1);
 }
+
+#[tokio::test]
+async fn a_failed_call_may_have_done_what_its_server_declares_by_now() {
+    const FULL: &str = "governance: {autonomy: full}";
+    let servers = [server("odd", "[mcp.odd.effects]\ninternal = \"read\""), server("gate", "")];
+    let tool = |name: &str| {
+        json!({"name": name, "description": "New.", "inputSchema": {"type": "object"},
+            "annotations": {"destructiveHint": true}})
+    };
+    let tools = json!({"tools": [tool("internal"), tool("change")]});
+    let calls = [("mcp:gate/wait", json!({})), ("mcp:odd/internal", json!({}))];
+    let setup = Setup::new().config(&servers.concat());
+    let setup = with(setup, "waits", &agent("['mcp:*/*']", FULL), &calls);
+    let changes = [("mcp:odd/change", tools)];
+    let setup = with(setup, "changes", &agent("['mcp:odd/*']", FULL), &changes);
+    let releases = [("mcp:gate/echo", json!({}))];
+    let setup = with(setup, "releases", &agent("['mcp:gate/*']", FULL), &releases);
+    let service = setup.start(Db::Sqlite).await;
+    until_up(&service).await;
+    let path = service.enqueue("waits").await;
+    until_there(&directory(&service, "gate").join("waiting.txt")).await;
+    service.run("changes", &json!({})).await;
+    service.until("/v1/tools/mcp%3Aodd%2Finternal", |tool| tool["description"] == "New.").await;
+    service.enqueue("releases").await;
+    let run = service.until(&path, |run| run["status"] == "completed").await;
+    let told = results(&service, &run).await.remove(1);
+    assert!(told.contains("did not complete the call"), "{told}");
+    assert!(told.contains("It is unknown whether the call took effect."), "{told}");
+}

@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use crate::mcp::{directory, results, until_up};
 use crate::mock_mcp::{Mock, Speaks};
 use crate::script_tools::with;
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, on_one_store};
 
-on_both_stores! {
+on_one_store! {
     programs_are_asked_in_the_era_that_they_speak,
     servers_that_answer_at_once_are_asked_in_one_era,
     a_program_of_another_era_is_found_out_again,

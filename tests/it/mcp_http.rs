@@ -16,12 +16,15 @@ use tokio::task::JoinHandle;
 
 use crate::mcp::until_up;
 use crate::script_tools::{events, with};
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, on_both_stores, on_one_store};
 
 on_both_stores! {
     tools_are_called_over_http,
-    hostile_servers_end_in_results,
     a_server_that_forgets_or_goes_is_found_again,
+}
+
+on_one_store! {
+    hostile_servers_end_in_results,
 }
 
 /// In the environment of every test, and long enough to be looked for.
@@ -32,6 +35,8 @@ struct Seen {
     /// Headers and body of each message.
     messages: Vec<(HeaderMap, Value)>,
     session: u32,
+    /// Whether the answers to `initialize` are held back.
+    holds_sessions: bool,
     listed: Vec<&'static str>,
 }
 
@@ -147,6 +152,9 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
     let answer = |result: Value| json!({"jsonrpc": "2.0", "id": id, "result": result});
     let text = |text: String| json!({"content": [{"type": "text", "text": text}]});
     if method == "initialize" {
+        while log.lock().unwrap().holds_sessions {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let introduced = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "m", "version": "1"}});
         let name = format!("session-{session}");
         return ([("mcp-session-id", name)], axum::Json(answer(introduced))).into_response();
@@ -311,6 +319,38 @@ async fn hostile_servers_end_in_results(db: Db) {
     assert!(service.peak_memory_mib() < 300, "{} MiB", service.peak_memory_mib());
 }
 
+async fn until(what: impl Fn() -> bool) {
+    for _ in 0..6000 {
+        if what() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it does not come about");
+}
+
+/// A call that comes while another one begins a session in the place of the lost one.
+async fn calls_share_a_session_that_is_begun_anew(service: &Service, mock: &Mock) {
+    let count = |method: &str| mock.messages(method).len();
+    let (sessions, calls, inputs) = (count("initialize"), count("tools/call"), json!({}));
+    mock.log.lock().unwrap().holds_sessions = true;
+    service.run("worker", &inputs).await;
+    let second = async {
+        until(|| count("initialize") > sessions).await;
+        let released = async {
+            until(|| count("tools/call") >= calls + 3).await;
+            mock.log.lock().unwrap().holds_sessions = false;
+        };
+        tokio::join!(service.run("echo", &inputs), released).0
+    };
+    let (first, second) = tokio::join!(service.run("echo", &inputs), second);
+    for run in [first, second] {
+        let told = &results(service, &run).await[0];
+        assert!(told.contains("arguments"), "{told}");
+    }
+    assert_eq!(count("initialize"), sessions + 1);
+}
+
 async fn a_server_that_forgets_or_goes_is_found_again(db: Db) {
     let mock = Mock::start().await;
     let calls = [("mcp:far/forget", json!({}))];
@@ -327,6 +367,7 @@ async fn a_server_that_forgets_or_goes_is_found_again(db: Db) {
         assert!(told.contains("arguments"), "in a new session: {told}");
         assert_eq!(mock.messages("initialize").len(), sessions);
     }
+    calls_share_a_session_that_is_begun_anew(&service, &mock).await;
     let ready = service.get("/readyz").await.body;
     assert_eq!(ready["mcp_servers"], json!([]));
 

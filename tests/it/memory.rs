@@ -261,7 +261,7 @@ async fn memory_is_listed_and_forgotten(db: Db) {
     let gone = service.delete(&one).await;
     assert_eq!(
         (gone.status.as_u16(), &gone.body["detail"]),
-        (404, &json!("There is no such piece of memory."))
+        (404, &json!("There is no such observation."))
     );
     assert_eq!(service.delete("/v1/memory/no-id").await.status, 404);
     assert_eq!(asked(&service, "fish", "neptune").await, "Nothing that fits is remembered.");

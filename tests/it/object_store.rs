@@ -20,6 +20,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use reqwest::Method;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Executor as _};
 use tempfile::TempDir;
@@ -41,6 +42,7 @@ on_both_stores! {
     writes_while_the_directory_is_away_are_not_acknowledged,
     contents_of_deleted_runs_are_deleted,
     files_of_callers_are_kept_before_they_are_answered,
+    an_upload_is_recorded_before_a_crash,
     deleted_files_are_kept_no_more,
     quotas_count_files_in_the_object_store,
     a_refused_change_of_a_file_undoes_nothing,
@@ -302,6 +304,7 @@ async fn a_crash_at_any_commit_loses_no_file(db: Db) {
             let run = format!("/v1/runs/{id}");
             let mut is_accepted = false;
             loop {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 if service.is_dead() {
                     crashes += 1;
                     service.restart().await;
@@ -322,7 +325,6 @@ async fn a_crash_at_any_commit_loses_no_file(db: Db) {
                 for pending in now["pending"].as_array().into_iter().flatten() {
                     review(&service, &run, pending).await;
                 }
-                tokio::task::yield_now().await;
             }
             // It may die of the commit that ended the run.
             let text = loop {
@@ -514,6 +516,57 @@ async fn files_of_programs_are_kept() {
     assert_eq!(one, other);
 }
 
+/// Programs change a file, and neither its size nor its time shows it.
+const RETIMED: &str = r#"
+steps:
+  - tool_calls: [{tool: shell, arguments: {command: "python3 -c 'import os; open(\"f\", \"w\").write(\"one\"); os.utime(\"f\", (1, 1))'"}}]
+  - tool_calls: [{tool: shell, arguments: {command: "python3 -c 'import os; open(\"f\", \"w\").write(\"two\"); os.utime(\"f\", (1, 1))'"}}]
+  - {text: done}
+"#;
+
+#[tokio::test]
+async fn a_change_by_a_program_that_sets_the_time_back_is_kept() {
+    let objects = place();
+    let allowed = "governance: {commands: {allow: [{command: python3, args: utime}]}, ";
+    let retimed = agent("retimed", "own/{run_id}", "shell").replace("governance: {", allowed);
+    let setup = || {
+        let kept = kept(&objects).variable("TOOLLOOP_RUNTIME__LEASE", "20s");
+        kept.agent("retimed", &retimed).scenario("retimed", RETIMED)
+    };
+    let (first, second) = two_of(setup).await;
+    let run = first.run("retimed", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let run = path_of(&run);
+    let results = results(&first, &run).await;
+    assert_eq!(content(&second, &run, "f").await, "two", "{results:#?}");
+}
+
+#[tokio::test]
+async fn a_workspace_may_have_more_files_than_the_process_may_have_open() {
+    let objects = place();
+    let names: Vec<String> = (0..600).map(|number| format!("f{number}")).collect();
+    let making = format!(
+        "steps:\n  - tool_calls: [{{tool: shell, arguments: {{command: 'truncate -s 1 {}'}}}}]\n  - {{text: done}}\n",
+        names.join(" ")
+    );
+    let allowed = "governance: {commands: {allow: [{command: truncate}]}, ";
+    let many = agent("many", "own/{run_id}", "shell").replace("governance: {", allowed);
+    let setup = || {
+        let kept = kept(&objects).variable("TOOLLOOP_RUNTIME__LEASE", "20s");
+        kept.agent("many", &many).scenario("many", &making)
+    };
+    let (first, second) = two_of(setup).await;
+    let run = first.run("many", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let open = std::fs::read_dir(format!("/proc/{}/fd", second.pid())).unwrap().count();
+    let most = Some(open as u64 + 300);
+    let limit = Rlimit { current: most, maximum: most };
+    prlimit(Pid::from_raw(second.pid()), Resource::Nofile, limit).unwrap();
+    let files = second.get(&format!("{}/files?limit=200", path_of(&run))).await;
+    assert_eq!(files.status, 200, "{:#}\n{}", files.body, second.log());
+    assert_eq!(files.body["data"].as_array().unwrap().len(), 200);
+}
+
 /// A server that speaks S3, with an empty bucket.
 struct Moto {
     process: tokio::process::Child,
@@ -563,6 +616,7 @@ impl Moto {
         ))
         .variable("S3_ID", "an-id")
         .variable("S3_SECRET", "a-secret-of-the-bucket")
+        .variable("http_proxy", "http://127.0.0.1:1") // no proxy reaches this machine
     }
 }
 
@@ -858,6 +912,25 @@ async fn files_of_callers_are_kept_before_they_are_answered(db: Db) {
     std::fs::rename(&aside, objects.path()).unwrap();
     service.until("/readyz", is_ready).await;
     assert_eq!(listed(&service, owner).await, ["in/a.txt", "in/b.txt"]);
+}
+
+async fn an_upload_is_recorded_before_a_crash(db: Db) {
+    let objects = place();
+    let mut service = kept(&objects).start(db).await;
+    service.kill().await;
+    service.restart_to_crash("after_files:1").await;
+    let form = "--b\r\nContent-Disposition: form-data; name=\"files\"; filename=\"up.txt\"\r\n\r\nup\r\n--b--\r\n";
+    let sent = service.request(Method::POST, "/v1/agents/shared/invoke-iterative");
+    let sent = sent.header("content-type", "multipart/form-data; boundary=b").body(form);
+    assert!(sent.send().await.is_err(), "it dies when the file is kept");
+    service.exit_code().await;
+    service.restart().await;
+    let owner = "/v1/agents/shared";
+    assert_eq!(content(&service, owner, "up.txt").await, "up");
+    let audit = service.get("/v1/audit?action=file.written").await.body;
+    assert_eq!(audit["data"].as_array().unwrap().len(), 1, "{audit:#}");
+    let listed = service.get(&format!("{owner}/files")).await.body;
+    assert!(listed["data"][0]["changed_by_subject"].is_string(), "{listed:#}");
 }
 
 async fn deleted_files_are_kept_no_more(db: Db) {

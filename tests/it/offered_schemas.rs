@@ -11,10 +11,10 @@ use crate::approvals::text;
 use crate::mcp::server;
 use crate::mock_model::{MockModel, Reply};
 use crate::mock_server::{self, Api, MockServer};
-use crate::service::{Db, Service, Setup, command, on_both_stores};
+use crate::service::{Db, Service, Setup, command, on_one_store};
 use crate::{mock_anthropic, mock_ollama};
 
-on_both_stores! {
+on_one_store! {
     every_provider_takes_what_is_offered,
     more_tools_than_a_provider_takes_are_refused,
 }

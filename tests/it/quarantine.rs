@@ -76,7 +76,7 @@ async fn denied_files_of_programs_are_quarantined(db: Db) {
     let run = service.run("worker", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
     for call in &completed(&service, &run).await {
-        assert!(content(call).contains("taken out of the workspace"), "{call:#}");
+        assert!(content(call).contains("moved out of the workspace"), "{call:#}");
     }
     let expected =
         [(".env", "a"), ("cargo.lock", "b"), ("secret/deep/k", "a"), ("sub/.env", "-> ../b.txt")];

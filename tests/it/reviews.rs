@@ -40,7 +40,7 @@ pub async fn crashed(db: Db, options: &str) -> (Service, String) {
     let changes = [
         &*format!("DELETE FROM run_events WHERE seq > {last}"),
         "DELETE FROM iterations WHERE number > 1",
-        "UPDATE tool_calls SET state = 'dispatched', result_seq = NULL, finished_at = NULL",
+        "UPDATE tool_calls SET state = 'dispatched', result_seq = NULL, finished_at = NULL, duration_ms = NULL",
         &*format!(
             "UPDATE runs SET status = 'running', owner = 'gone', next_seq = {last} + 1, \
              finished_at = NULL, termination_reason = NULL, latency_ms = NULL"
@@ -131,6 +131,13 @@ async fn a_call_that_happened_is_reported_to_the_model(db: Db) {
     assert!(told.contains("took effect") && told.contains("one line more"), "{told}");
     assert_eq!(answers_with_the_key(&service, db).await, 0, "it keeps no secret of the service");
     assert_eq!(file(&service, "log.txt"), "x", "never twice");
+    let calls = service.get(&format!("{run}/tool-calls")).await.body;
+    let tools = service.get("/v1/stats/tools").await.body;
+    assert_eq!(
+        (&calls["data"][0]["duration_ms"], &tools["data"][0]["calls"], &tools["data"][0]["p50_ms"]),
+        (&Value::Null, &json!(1), &Value::Null),
+        "nothing is known of it"
+    );
     let audit = service.get("/v1/audit?action=tool_call").await.body;
     let records = audit["data"].as_array().unwrap();
     let of =

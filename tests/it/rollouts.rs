@@ -39,7 +39,8 @@ fn after() -> Setup {
     let fresh = "base_url: http://127.0.0.1:9/\ntools: [{name: once, description: x, method: GET, path: /}]";
     before()
         .config(
-            "max_concurrent_runs = 1\n[models.second]\nkind = \"scripted\"\ndir = \"scenarios\"",
+            "max_concurrent_runs = 1\n[models.second]\nkind = \"scripted\"\ndir = \"scenarios\"\n\
+             [prices.\"scripted/quick\"]\ninput = 1.0\noutput = 1.0",
         )
         .tools("fresh", fresh)
         .agent("tooled", &format!("{agent}model: scripted/quick\ntools: ['http:fresh/once']\n"))
@@ -49,6 +50,10 @@ fn after() -> Setup {
             &format!("{agent}model: second/quick\nfallback_models: [scripted/quick]\n"),
         )
         .agent("other", &format!("{agent}model: scripted/quick\nfallback_models: [second/quick]\n"))
+        .agent(
+            "priced",
+            &format!("{agent}model: scripted/quick\ngovernance: {{budget: {{max_cost_usd: 1}}}}\n"),
+        )
         .agent("parent", &format!("{agent}model: scripted/parent\ntools: ['agent:leaf']\n"))
         .agent("leaf", &format!("{agent}model: scripted/quick\ndescription: Answers.\n"))
 }
@@ -90,12 +95,15 @@ async fn a_run_waits_for_a_replica_that_has_what_it_needs() {
 
     approve(&old, &parked).await;
     let mut left = vec![parked];
-    for agent in ["tooled", "provided", "parent", "tooled", "provided", "parent"] {
+    for agent in ["tooled", "provided", "parent", "priced"].into_iter().cycle().take(8) {
         left.push(new.enqueue(agent).await);
     }
-    for lack in
-        ["no tool named \\\"http:fresh", "no provider \\\"second", "no agent named \\\"leaf"]
-    {
+    for lack in [
+        "no tool named \\\"http:fresh",
+        "no provider \\\"second",
+        "no agent named \\\"leaf",
+        "quick has no price",
+    ] {
         old.until_logged(lack).await;
     }
     let to_cancel = new.enqueue("tooled").await;
@@ -121,7 +129,7 @@ async fn a_run_waits_for_a_replica_that_has_what_it_needs() {
     }
     let log = old.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains(LACKING)).collect();
-    assert_eq!(warnings.len(), 3, "each lack is logged once: {warnings:#?}");
+    assert_eq!(warnings.len(), 4, "each lack is logged once: {warnings:#?}");
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use toolloop::run::SandboxLevel;
-use toolloop::tools::sandbox::Startable;
+use toolloop::tools::sandbox::StartablePrograms;
 use toolloop::tools::sandbox::plan::{
     Access, Command, Grant, GrantKind, Limits, Reach, Step, Stopped, When,
 };
@@ -96,7 +96,7 @@ impl Bench {
             is_read_only: false,
         };
         let settings = self.sandbox.settings();
-        reach.grants.extend(system(&settings.path, Startable::All));
+        reach.grants.extend(system(&settings.path, StartablePrograms::All));
         let handle = self.handle();
         let job = Job {
             steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
@@ -310,7 +310,7 @@ async fn until_none(argument: &str, what: &str) {
     let since = Instant::now();
     while alive(argument) > 0 {
         assert!(since.elapsed() < Duration::from_mins(1), "{what} lives on");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
@@ -414,6 +414,19 @@ async fn programs_change_nothing_about_other_processes() {
         let limits = fs::read_to_string(format!("/proc/{process}/limits")).unwrap();
         let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         assert!(!files.contains(" 0 "), "{how}: {files}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_mounts_no_request_changes_attributes_of_files() {
+    let [_, (bench, how)] = benches(ENOUGH);
+    for request in ["0x40086602", "0x401c5820", "0x40087602", "0x40806685"] {
+        let script = format!(
+            "import fcntl, os\ntry: fcntl.ioctl(os.open('.', os.O_RDONLY), {request}, bytes(128))\n\
+             except OSError as e: print(e.errno)"
+        );
+        let ran = bench.run("/usr/bin/python3", &["-I", "-c", &script]).await;
+        assert_eq!(ran.stdout.text.trim(), "1", "{how}: {request}: {ran:?}");
     }
 }
 

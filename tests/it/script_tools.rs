@@ -12,21 +12,24 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::service::{Db, Service, Setup, answer, command, on_both_stores};
+use crate::service::{Db, Service, Setup, answer, command, on_both_stores, on_one_store};
 use crate::shell_stories::{is_alive, until_alive};
 use crate::streaming::Reader;
 use crate::web_fetch::Site;
 
 on_both_stores! {
     shipped_examples_work,
-    a_script_reaches_only_its_workspace_and_environment,
-    output_of_scripts_has_bounds,
     progress_is_streamed_and_not_kept,
     the_gate_judges_scripts_like_other_tools,
     scripts_end_with_their_run_and_with_the_service,
-    labels_and_timeouts_come_from_the_file,
+}
+
+on_one_store! {
+    a_script_reaches_only_its_workspace_and_environment,
+    output_of_scripts_has_bounds,
     programs_that_fill_the_workspace_are_ended,
     no_flood_goes_far_beyond_the_bounds,
+    labels_and_timeouts_come_from_the_file,
 }
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -484,7 +487,7 @@ async fn check_tells_file_and_line_of_a_bad_entry() {
             "tools/odd.yaml: line 3, column 15: tools[0].command: there is no program \"no-such-program\" in ",
         ),
         ("{name: a, command: [python3, gone.py]}", "there is no file \"gone.py\""),
-        ("{name: a, command: [./gone]}", "is no file that can be executed"),
+        ("{name: a, command: [./gone]}", "is not an executable file"),
         ("{name: a, command: []}", "is a list of a program and its arguments"),
         ("{name: a, command: [sh], method: GET}", "tools[0].method: has no meaning with `command`"),
         (

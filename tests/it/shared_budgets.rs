@@ -17,6 +17,8 @@ on_both_stores! {
     children_that_use_it_up_together_end_their_parent_for_that,
     a_call_waits_for_reservations_of_others,
     a_child_without_a_price_is_not_started_where_costs_are_weighed,
+    a_childs_own_tokens_bound_the_runs_below_it,
+    a_price_is_required_of_the_child_of_a_child_that_waited,
     a_child_ends_with_the_time_of_its_parent,
     a_crash_leaves_the_budget_balanced,
     a_call_of_unknown_outcome_is_spent,
@@ -430,6 +432,95 @@ async fn a_child_without_a_price_is_not_started_where_costs_are_weighed(db: Db) 
     assert_eq!(told.matches("scripted/child has no price").count(), 2, "{run:#}");
     let all = service.get("/v1/runs").await.body;
     assert_eq!(all["data"].as_array().unwrap().len(), 2, "{all:#}");
+}
+
+/// What the runs below it have taken counts, while it works and when it starts another one.
+async fn a_childs_own_tokens_bound_the_runs_below_it(db: Db) {
+    let agent = |name: &str, tools: &str| {
+        format!("model: scripted/{name}\ntools: ['{tools}']\nenable_double_confirmation: false\n")
+    };
+    let budget = "governance: {budget: {max_total_tokens: 50000}}\n";
+    let asks_child =
+        r#"{tool_calls: [{tool: "agent:child"}], usage: {input_tokens: 200, output_tokens: 10}}"#;
+    let service = Setup::new()
+        .agent("parent", &agent("parent", "agent:middle"))
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: \"agent:middle\"}]}, {text: '{{ results[0] }}'}]",
+        )
+        .agent("middle", &(agent("middle", "agent:child") + budget))
+        .scenario("middle", &format!("steps: [{asks_child}, {asks_child}, {{text: done}}]"))
+        .agent("child", CHILD)
+        .scenario(
+            "child",
+            "steps: [{text: fine, usage: {input_tokens: 29900, output_tokens: 100}}]",
+        )
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    assert!(run["output"]["result"].as_str().unwrap().contains("BUDGET_EXCEEDED"), "{run:#}");
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    let middle = whole_tree(&service, tree[1]["run_id"].as_str().unwrap()).await;
+    let context = &middle[0]["error"]["context"];
+    assert_eq!(
+        (&context["limit"], &context["used"], &context["max"], &context["shared"]),
+        (&json!("max_total_tokens"), &json!(60_420), &json!(50_000), &Value::Null),
+        "{:#}",
+        middle[0]
+    );
+    let mut left = Vec::new();
+    for child in &middle[1..] {
+        let path = format!("/v1/runs/{}", child["run_id"].as_str().unwrap());
+        let child = service.get(&path).await.body;
+        left.push(child["budget"]["limits"]["max_total_tokens"].as_u64().unwrap());
+    }
+    left.sort_unstable();
+    assert_eq!(left, [19_580, 49_790]);
+}
+
+/// Its parent is parked then, and not driven.
+async fn a_price_is_required_of_the_child_of_a_child_that_waited(db: Db) {
+    let agent = |name: &str, tools: &str| {
+        format!("model: scripted/{name}\ntools: {tools}\nenable_double_confirmation: false\n")
+    };
+    let weighs =
+        "governance: {budget: {stop_conditions: [{when: usage.cost_usd > 1.0, action: stop}]}}\n";
+    let asks = "governance: {paths: {write: ['**']}, tool_policies: {file_ops: ask}}\n";
+    let writes = "{tool: file_ops, arguments: {operation: append, path: log.txt, content: x}}";
+    let prices = ["parent", "middle"]
+        .map(|model| format!("[prices.\"scripted/{model}\"]\ninput = 1.0\noutput = 1.0\n"));
+    let service = Setup::new()
+        .config(&prices.concat())
+        .agent("parent", &(agent("parent", "['agent:middle']") + weighs))
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: \"agent:middle\"}]}, {text: '{{ results[0] }}'}]",
+        )
+        .agent("middle", &(agent("middle", "['agent:child', file_ops]") + asks))
+        .scenario(
+            "middle",
+            &format!(
+                "steps: [{{tool_calls: [{writes}]}}, {{tool_calls: [{{tool: \"agent:child\"}}]}}, \
+                 {{text: '{{{{ results[0] }}}}'}}]"
+            ),
+        )
+        .agent("child", CHILD)
+        .scenario("child", "steps: [{text: done}]")
+        .start(db)
+        .await;
+    let parked = service.post("/v1/agents/parent/invoke-iterative", &json!({})).await;
+    assert_eq!(parked.status, 202, "{:#}", parked.body);
+    let pending = &parked.body["pending"][0];
+    let approve = format!(
+        "/v1/runs/{}/tool-calls/{}/approve",
+        pending["run_id"].as_str().unwrap(),
+        pending["call_id"].as_str().unwrap()
+    );
+    let approved = service.post(&approve, &json!({})).await;
+    assert!(approved.status.is_success(), "{:#}", approved.body);
+    let run = format!("/v1/runs/{}", parked.body["run_id"].as_str().unwrap());
+    let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
+    assert!(ended["output"].to_string().contains("scripted/child has no price"), "{ended:#}");
 }
 
 async fn a_child_ends_with_the_time_of_its_parent(db: Db) {

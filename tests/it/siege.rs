@@ -78,6 +78,13 @@ impl Apart {
     ) -> JoinHandle<T> {
         self.0.as_ref().unwrap().spawn(task)
     }
+
+    /// Gives its only thread the lowest priority: attackers and models run on other machines, so what
+    /// it takes to make up an attack must not slow down the service and those who measure it.
+    async fn lower_priority(&self) {
+        let lowered = self.spawn(async { rustix::process::setpriority_process(None, 19) });
+        lowered.await.unwrap().unwrap();
+    }
 }
 
 impl Drop for Apart {
@@ -312,7 +319,8 @@ async fn a_hostile_tenant_takes_nothing(db: Db) {
     let log = siege.service.log();
     assert!(!log.contains("panicked"), "seed {seed}: {log}");
     let peak = siege.service.peak_memory_mib();
-    let after = siege.settled_memory(before * 6 / 5).await;
+    let allowed = if cfg!(debug_assertions) { before * 2 } else { before * 6 / 5 };
+    let after = siege.settled_memory(allowed).await;
     println!("{}", slowest(&told));
     println!(
         "{db:?}: {} attacks, probe {longest:?}, memory {before}, {peak}, {after} MiB",
@@ -321,7 +329,6 @@ async fn a_hostile_tenant_takes_nothing(db: Db) {
     assert!(told.len() > 50, "{} attacks", told.len());
     assert!(longest < MAX_PROBE, "seed {seed}: a probe waited {longest:?}");
     assert!(peak < MAX_MEMORY_MIB, "seed {seed}: {peak} MiB");
-    let allowed = if cfg!(debug_assertions) { before * 2 } else { before * 6 / 5 };
     assert!(after <= allowed, "seed {seed}: {before} MiB became {after}");
 }
 
@@ -341,6 +348,7 @@ async fn an_ordinary_tenant_notices_little() {
     let seconds = number("TOOLLOOP_SIEGE_SECONDS").unwrap_or(3600);
     let seed = number("TOOLLOOP_SIEGE_SEED").unwrap_or_else(|| Uuid::new_v4().as_u64_pair().0);
     let siege = Siege::start(Db::Sqlite, seed).await;
+    siege.apart.lower_priority().await;
     let (quiet, failed) = siege.work(16, Duration::from_secs((seconds / 10).max(10))).await;
     assert_eq!(failed, 0);
     let stop = Arc::new(AtomicBool::new(false));

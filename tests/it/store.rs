@@ -14,12 +14,12 @@ mod journal;
 mod lists;
 mod memory;
 mod ownership;
-mod places;
 // A release build of the service does not ask for plans.
 #[cfg(debug_assertions)]
 mod plans;
 mod rate_limits;
 mod retention;
+mod run_limits;
 mod sessions;
 mod stats;
 mod usage;
@@ -377,6 +377,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         replaced: None,
         child_run_id: None,
         reconciled: None,
+        found_out: false,
     })
 }
 

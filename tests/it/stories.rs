@@ -176,6 +176,12 @@ async fn every_fact_is_kept(db: Db) {
         (&iterations["data"][2]["number"], &iterations["data"][2]["provider"]),
         (&json!(3), &json!("scripted"))
     );
+    let all = events["data"].as_array().unwrap();
+    let began: Vec<&Value> =
+        all.iter().filter(|e| e["type"] == "iteration.started").map(|e| &e["at"]).collect();
+    let told: Vec<&Value> =
+        iterations["data"].as_array().unwrap().iter().map(|i| &i["started_at"]).collect();
+    assert_eq!(told, began);
 
     let messages = service.get(&format!("/v1/runs/{id}/messages")).await.body;
     let roles: Vec<&str> =

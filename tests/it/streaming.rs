@@ -400,6 +400,31 @@ async fn a_queued_run_that_is_followed_a_moment_later_streams_its_first_answer(d
     assert_eq!(pieces.collect::<String>(), text, "from its beginning");
 }
 
+/// On PostgreSQL, another process takes the run when the lease is over: its reader is there by then.
+#[tokio::test]
+async fn the_pieces_of_an_answer_that_a_crash_cut_off_are_withdrawn() {
+    let text = "Slowly, word by word, with a good deal still to say.";
+    let scenario = format!("steps: [{{delay_ms: 8000, text: '{text}'}}]");
+    let setup = Setup::new().agent("writer", &WORKER.replace("worker", "writer"));
+    let setup = setup.scenario("writer", &scenario).config("[runtime]\nlease = \"10s\"");
+    let mut service = setup.start(Db::Postgres).await;
+    let run = queued(&service, "writer").await;
+    let mut reader = follow(&service, &run, None).await;
+    let begun = loop {
+        let frame = reader.next().await.unwrap();
+        if frame.event == "iteration.started" {
+            break frame.id;
+        }
+    };
+    service.kill().await;
+    service.restart().await;
+    let mut reader = follow(&service, &run, Some(begun)).await;
+    while reader.next().await.unwrap().event != "model.responded" {}
+    let mut pieces = reader.deltas.iter().map(|delta| &delta["data"]);
+    assert_eq!(pieces.next().unwrap()["restarted"], true, "{:?}", reader.deltas);
+    assert_eq!(pieces.map(|piece| piece["text"].as_str().unwrap()).collect::<String>(), text);
+}
+
 /// However soon an answer is there: while the event before it is still being committed, too.
 async fn an_instant_answer_comes_in_pieces(db: Db) {
     let service = worker().start(db).await;

@@ -530,6 +530,16 @@ async fn an_unreachable_collector_does_not_affect_runs() {
 }
 
 #[tokio::test]
+async fn a_collector_on_this_machine_is_reached_without_a_proxy() {
+    let collector = Collector::start().await;
+    let setup =
+        talkative().config(&collector.config()).variable("http_proxy", "http://127.0.0.1:1");
+    let service = setup.start(Db::Sqlite).await;
+    let run = service.run("chatty", &json!({})).await;
+    assert!(!collector.spans_of(&run).await.is_empty());
+}
+
+#[tokio::test]
 async fn a_blocked_log_reader_does_not_block_runs() {
     let mut service = Watched::start(talkative(), EMBEDDED, &[("TOOLLOOP_LOG", "trace")]).await;
     for _ in 0..500 {

@@ -1,4 +1,5 @@
-//! How fast files must come: as slowly as they like while some of them comes, and no slower.
+//! How fast files must come: as slowly as they like while some of them comes, and no slower. And how much of
+//! them may be on its way.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::service::{ADMIN_KEY, Db, Service, Setup, answer};
+use crate::service::{ADMIN_KEY, Db, Service, Setup, answer, pause};
 
 /// `server.body_timeout`, in which 3072 bytes of a file must come.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -84,4 +85,73 @@ async fn an_upload_that_drips_or_stops_is_given_up() {
         assert!(said.starts_with("HTTP/1.1 408") && said.contains("REQUEST_TIMEOUT"), "{said}");
     }
     assert_eq!(service.get("/v1/agents/shared/files").await.body["data"], json!([]));
+}
+
+/// Waits until the files that are not in their places have so many bytes.
+async fn until_staged(service: &Service, bytes: u64) {
+    let tenant = service.dir.path().join("workspace/default");
+    for looks in 0..3000 {
+        let entries = std::fs::read_dir(&tenant).into_iter().flatten().flatten();
+        let staged =
+            entries.filter(|it| it.file_name().to_string_lossy().starts_with(".toolloop-"));
+        if staged.filter_map(|it| it.metadata().ok()).map(|it| it.len()).sum::<u64>() == bytes {
+            return;
+        }
+        pause(looks).await;
+    }
+    panic!("there were never {bytes} bytes of uploads in progress\n{}", service.log());
+}
+
+#[tokio::test]
+async fn uploads_in_progress_hold_no_more_bytes_than_those_of_a_tenant_may() {
+    let service = Setup::new()
+        .agent("shared", AGENT)
+        .scenario("says", "steps: [{text: done}]\n")
+        .config("[tools.file_ops]\nmax_file = \"4KiB\"\nworkspace_quota = \"4KiB\"\n")
+        .start(Db::Sqlite)
+        .await;
+    let address = service.url("").trim_start_matches("http://").to_owned();
+    let mut open = Vec::new();
+    for name in ["a", "b"] {
+        let head = format!(
+            "PUT /v1/agents/shared/files/in/{name} HTTP/1.1\r\nHost: x\r\n\
+             Authorization: Bearer {ADMIN_KEY}\r\nContent-Length: 4096\r\n\r\n"
+        );
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        stream.write_all(&[head.as_bytes(), &[b'x'; 4095]].concat()).await.unwrap();
+        open.push(stream);
+    }
+    until_staged(&service, 2 * 4095).await;
+    let put = async || {
+        let path = "/v1/agents/shared/files/in/c";
+        answer(service.request(Method::PUT, path).body("abc")).await
+    };
+    let refused = put().await;
+    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (503, &json!("OVERLOADED")));
+    open.pop();
+    until_staged(&service, 4095).await;
+    // What it held is free a moment after the file is gone.
+    let mut taken = put().await;
+    for looks in 0..3000 {
+        if taken.status != 503 {
+            break;
+        }
+        pause(looks).await;
+        taken = put().await;
+    }
+    assert_eq!(taken.status, 201, "{:#}", taken.body);
+
+    let part = |name: &str, content: &str| {
+        format!(
+            "--b\r\nContent-Disposition: form-data; name=files; filename=\"in/{name}\"\r\n\r\n{content}\r\n"
+        )
+    };
+    let form = format!("{}{}--b--\r\n", part("d", &"x".repeat(2048)), part("e", &"x".repeat(2049)));
+    let invoke = service.request(Method::POST, "/v1/agents/shared/invoke");
+    let kind = "multipart/form-data; boundary=b";
+    let refused = answer(invoke.header("content-type", kind).body(form)).await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body["code"]),
+        (413, &json!("PAYLOAD_TOO_LARGE"))
+    );
 }

@@ -317,7 +317,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("connect(f'127.0.0.2:{SITE}', 'Host: 127.0.0.2:1')", " 400 the Host header"),
     ("get(f'http://a:b@127.0.0.2:{SITE}/ok')", " 400 "),
     ("get(f'http://127.0.0.2:{SITE}@127.0.0.1:{SINK}/')", " 400 "),
-    ("get(f'https://127.0.0.2:{SITE}/ok')", " 400 https goes through this proxy by CONNECT"),
+    ("get(f'https://127.0.0.2:{SITE}/ok')", " 400 https requests must use CONNECT"),
     ("get(f'ftp://127.0.0.2:{SITE}/ok')", " 400 this is a proxy"),
     ("ask('GET /ok HTTP/1.1', f'Host: 127.0.0.2:{SITE}')", " 400 this is a proxy"),
     ("ask('OPTIONS * HTTP/1.1', f'Host: 127.0.0.2:{SITE}')", " 400 this is a proxy"),

@@ -106,3 +106,23 @@ async fn without_namespaces_programs_are_held_and_have_no_network() {
     assert_eq!(answer(&results[1])["exit_code"], 0, "{}", results[1]);
     assert!(service.dir.path().join("workspace/default/work/new.txt").exists());
 }
+
+#[tokio::test]
+async fn without_namespaces_no_second_name_hides_a_change() {
+    const GOVERNANCE: &str = "{autonomy: full, paths: {read: ['**'], write: ['**']}, \
+                              commands: {allow: [{command: python3, args: links.py}]}}";
+    const LINKS: &str = "import os\nother = os.environ['TMPDIR'] + '/other'\nos.link('old.txt', other)\n\
+                         open(other, 'a').write('new')\nos.unlink(other)\n";
+    let calls = [("shell", json!({"command": "python3 links.py"}))];
+    let place = TempDir::new().unwrap();
+    let service = with(Setup::new(), "[shell]", GOVERNANCE, &calls)
+        .file("old.txt", "old")
+        .file("links.py", LINKS)
+        .binary(&launcher(&place, &UNSHARE))
+        .start(Db::Sqlite)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let results = events(&service, &run, "tool_call.completed").await;
+    assert_eq!(answer(&results[0])["exit_code"], 0, "{}", results[0]);
+    assert_eq!(results[0]["changes"][0]["path"], "old.txt", "{}", results[0]);
+}

@@ -18,13 +18,16 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::documents;
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, on_both_stores, on_one_store};
 
 on_both_stores! {
-    pages_of_allowed_hosts_are_read,
-    robots_are_asked_where_the_operator_says_so,
     a_host_that_one_agent_may_not_reach_stays_open_to_others,
     a_child_is_denied_the_hosts_denied_to_its_parent,
+}
+
+on_one_store! {
+    pages_of_allowed_hosts_are_read,
+    robots_are_asked_where_the_operator_says_so,
     a_literal_address_that_is_not_public_is_blocked,
 }
 

@@ -1,7 +1,7 @@
 //! Which files, hosts and tools an agent may use.
 //!
-//! A rule that denies or asks is a word, or a mapping with `mode: observe`: the call is then executed,
-//! `warned`, and it is recorded what would have become of it.
+//! A rule that denies or asks is a word, or a mapping with `mode: observe`: the call is then executed as
+//! `warned`, and the decision that would have been enforced is recorded.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,7 +54,7 @@ impl Default for PathsSection {
 }
 
 /// Which hosts tools may contact. A list's entry is `host`, `*.host` (everything below it) or `*`, with
-/// `:port` or without; an IPv6 address stands in brackets.
+/// `:port` or without; an IPv6 address is written in brackets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentNetwork)]
 #[serde(default, deny_unknown_fields)]
@@ -137,7 +137,7 @@ pub enum ToolPolicyRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolPolicyWithMode {
-    /// What becomes of calls where the mode is `enforce`.
+    /// How calls are treated if the mode is `enforce`.
     #[serde(rename = "do")]
     pub setting: ToolPolicySetting,
     /// With `observe`, calls are executed.
@@ -168,19 +168,19 @@ pub struct PatternWithMode {
 }
 
 impl ToolPolicyRule {
-    /// What becomes of calls where that is enforced.
+    /// How calls are treated if that is enforced.
     pub fn setting(self) -> ToolPolicySetting {
         match self {
             Self::Enforced(setting) | Self::WithMode(ToolPolicyWithMode { setting, .. }) => setting,
         }
     }
 
-    /// Whether calls are executed all the same.
+    /// Whether calls are executed nevertheless.
     pub fn observes(self) -> bool {
         matches!(self, Self::WithMode(rule) if rule.mode == GovernanceMode::Observe)
     }
 
-    /// The same rule where it only observes.
+    /// The rule, if it only observes.
     #[must_use]
     pub fn observing(self) -> Self {
         let setting = self.setting();
@@ -212,7 +212,7 @@ impl DenyRule {
         }
     }
 
-    /// Whether they may be used all the same.
+    /// Whether they may be used nevertheless.
     pub fn observes(&self) -> bool {
         matches!(self, Self::WithMode(rule) if rule.mode == GovernanceMode::Observe)
     }
@@ -238,7 +238,7 @@ impl<'de> Deserialize<'de> for DenyRule {
     }
 }
 
-/// Reads a word or a mapping; what was expected stands in the error, unlike with an untagged enum.
+/// Reads a word or a mapping; unlike with an untagged enum, the error says what was expected.
 struct WordOrMap<W, M, T>(&'static str, fn(W) -> T, fn(M) -> T);
 
 impl<'de, W: Deserialize<'de>, M: Deserialize<'de>, T> Visitor<'de> for WordOrMap<W, M, T> {

@@ -42,8 +42,8 @@ pub struct CommandRule {
     /// Whether it may destroy data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub destructive: bool,
-    /// With `observe`, in `deny` and `require_approval`: the command is executed, `warned`, and it is
-    /// recorded what would have become of it.
+    /// With `observe`, in `deny` and `require_approval`: the command is executed as `warned`, and the decision that would
+    /// have been enforced is recorded.
     #[serde(default, skip_serializing_if = "GovernanceMode::is_enforce")]
     pub mode: GovernanceMode,
     /// Command lines that the rule is about; checked when the definition is loaded.

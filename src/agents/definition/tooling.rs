@@ -75,7 +75,7 @@ pub struct Interceptors {
     pub inherited: Vec<InheritedInterceptors>,
 }
 
-/// What an agent's interceptors block and redact, which holds for the runs that its runs start.
+/// What an agent's interceptors block and redact, which applies to the runs that its runs start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InheritedInterceptors {

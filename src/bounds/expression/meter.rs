@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cel::ExecutionError;
 
-/// Turns of all loops of one evaluation.
+/// Iterations of all loops of one evaluation.
 const MAX_TURNS: u64 = 200_000;
 /// Time that the loops of one evaluation may take.
 const MAX_TIME: Duration = Duration::from_secs(2);

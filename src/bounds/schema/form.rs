@@ -13,11 +13,11 @@ pub const MAX_CALLER_BYTES: usize = 32 * 1024;
 /// Patterns of one schema of a caller.
 pub const MAX_CALLER_PATTERNS: usize = 64;
 
-/// Schemas that those with `unevaluated…` apply to the same value, through references, in all: for
-/// each of them the library makes all of these anew.
+/// Total number of schemas that schemas with `unevaluated…` apply to the same value, also through references. The
+/// library compiles all of them again for each such schema.
 const MAX_APPLIED: usize = 2_000;
 
-/// What a schema may have.
+/// The limits of a schema.
 struct Limits {
     bytes: usize,
     patterns: usize,
@@ -75,7 +75,7 @@ const NOT_OF_CALLERS: [&str; 7] = [
     "unevaluatedProperties",
 ];
 
-/// Keywords whose schema `unevaluated…` looks into.
+/// Keywords whose schema is applied by `unevaluated…`.
 const APPLIED: [&str; 9] = [
     "additionalItems",
     "additionalProperties",
@@ -88,7 +88,7 @@ const APPLIED: [&str; 9] = [
     "unevaluatedProperties",
 ];
 
-/// Checks what a schema asks of the library before the library sees it.
+/// Checks the limits of a schema before it is passed to the library.
 pub(super) fn check(schema: &Value, author: Author) -> Result<(), Refused> {
     let limits = match author {
         Author::Operator => OF_OPERATORS,
@@ -103,23 +103,23 @@ pub(super) fn check(schema: &Value, author: Author) -> Result<(), Refused> {
     if bytes > limits.bytes {
         return refused(format!("has {bytes} bytes, more than {}", limits.bytes));
     }
-    let mut found = Found::default();
-    found.look_at(schema);
+    let mut counts = Counts::default();
+    counts.count(schema);
     for (what, count, limit) in [
-        ("patterns", found.patterns, limits.patterns),
-        ("schemas in it", found.schemas, limits.schemas),
-        ("references", found.references, limits.references),
+        ("patterns", counts.patterns, limits.patterns),
+        ("schemas in it", counts.schemas, limits.schemas),
+        ("references", counts.references, limits.references),
     ] {
         if count > limit {
             return refused(format!("has {count} {what}, more than {limit}"));
         }
     }
-    if found.has_unevaluated && applied(schema, schema, &mut { MAX_APPLIED }).is_none() {
+    if counts.has_unevaluated && applied(schema, schema, &mut { MAX_APPLIED }).is_none() {
         return refused(format!(
             "applies more than {MAX_APPLIED} schemas where it has unevaluatedProperties or unevaluatedItems"
         ));
     }
-    match found.unusual {
+    match counts.forbidden {
         Some(keyword) if author == Author::Caller => {
             refused(format!("has {keyword}, which the schema of a request may not have"))
         }
@@ -129,9 +129,9 @@ pub(super) fn check(schema: &Value, author: Author) -> Result<(), Refused> {
 
 /// Patterns of a schema.
 pub fn patterns(schema: &Value) -> usize {
-    let mut found = Found::default();
-    found.look_at(schema);
-    found.patterns
+    let mut counts = Counts::default();
+    counts.count(schema);
+    counts.patterns
 }
 
 fn nesting(value: &Value) -> usize {
@@ -142,25 +142,25 @@ fn nesting(value: &Value) -> usize {
     }
 }
 
-/// What there is in any place of a document: a reference makes a schema of whatever it leads to.
+/// Counts over all parts of a document, because a reference can turn any part into a schema.
 #[derive(Default)]
-struct Found {
+struct Counts {
     patterns: usize,
     schemas: usize,
     references: usize,
-    unusual: Option<&'static str>,
+    forbidden: Option<&'static str>,
     has_unevaluated: bool,
 }
 
-impl Found {
-    fn look_at(&mut self, value: &Value) {
+impl Counts {
+    fn count(&mut self, value: &Value) {
         match value {
-            Value::Array(items) => items.iter().for_each(|item| self.look_at(item)),
+            Value::Array(items) => items.iter().for_each(|item| self.count(item)),
             Value::Object(members) => {
                 self.schemas += 1;
                 for (keyword, inner) in members {
                     self.keyword(keyword, inner);
-                    self.look_at(inner);
+                    self.count(inner);
                 }
             }
             _ => {}
@@ -174,11 +174,11 @@ impl Found {
             "$ref" | "$dynamicRef" | "$recursiveRef" if inner.is_string() => self.references += 1,
             _ => {}
         }
-        // A property may have such a name; what it is then is a schema.
-        let is_used = matches!(inner, Value::String(_))
+        // A property may have such a name; then its value is a schema.
+        let is_keyword = matches!(inner, Value::String(_))
             || (keyword.starts_with("unevaluated") && (inner.is_object() || inner.is_boolean()));
-        if is_used && let Some(unusual) = NOT_OF_CALLERS.iter().find(|it| **it == keyword) {
-            self.unusual = Some(unusual);
+        if is_keyword && let Some(forbidden) = NOT_OF_CALLERS.iter().find(|it| **it == keyword) {
+            self.forbidden = Some(forbidden);
             self.has_unevaluated |= keyword.starts_with("unevaluated");
         }
     }
@@ -231,7 +231,7 @@ fn take_applied<'v>(
     Some(())
 }
 
-/// What a reference within the document leads to.
+/// The target of a reference within the document.
 fn target<'v>(root: &'v Value, reference: &str) -> Option<&'v Value> {
     let (_, fragment) = reference.split_once('#')?;
     if fragment.is_empty() || fragment.starts_with('/') {
@@ -254,8 +254,7 @@ fn target<'v>(root: &'v Value, reference: &str) -> Option<&'v Value> {
     None
 }
 
-/// The same schema, where every subschema accesses the value at least once, so that applying it is
-/// counted.
+/// Changes a schema so that every subschema accesses the value at least once, and applying it is counted.
 pub(super) fn counted(schema: &Value) -> Value {
     let mut counted = schema.clone();
     mark(&mut counted);
@@ -307,7 +306,7 @@ fn references(schema: &Value) -> Vec<String> {
     found
 }
 
-/// Without the escapes of a URL.
+/// Decodes the percent-encoding of a URL fragment.
 fn unescaped(fragment: &str) -> String {
     let mut bytes = Vec::with_capacity(fragment.len());
     let mut rest = fragment.as_bytes();

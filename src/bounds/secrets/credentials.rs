@@ -11,7 +11,7 @@ use base64::prelude::BASE64_STANDARD;
 use regex_automata::util::captures::Captures;
 
 use super::shapes::looks_random;
-use super::values::{Written, is_secret};
+use super::values::{Quoting, is_secret};
 use super::{REDACTED, compiled};
 use crate::bounds::pattern::Pattern;
 
@@ -25,13 +25,13 @@ static PATTERNS: LazyLock<[(Pattern, IsSecret); 6]> = LazyLock::new(|| {
         (compiled(r"(?i)bearer\s+([A-Za-z0-9+/=._~-]{12,})"), looks_random as IsSecret),
         (compiled(r"(?i)basic\s+([A-Za-z0-9+/]{20,}={0,2})"), looks_random),
         (compiled(r#"[A-Za-z][A-Za-z0-9+.-]*:/+[^\s/:@"<>\\]*:([^\s/"<>\\]+)@"#), |value| {
-            is_secret("password", value, Written::Quoted)
+            is_secret("password", value, Quoting::Quoted)
         }),
         (
             compiled(&format!(
                 r#"(?i)(?:machine{blank}[^\s\\"]+|default){blank}(?:login{blank}[^\s\\"]+{blank})?password{blank}([^\s\\"]+)"#
             )),
-            |value| is_secret("password", value, Written::Bare),
+            |value| is_secret("password", value, Quoting::Bare),
         ),
         (
             compiled(
@@ -50,7 +50,7 @@ pub(super) fn without_credentials(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
     for (pattern, is_secret) in &*PATTERNS {
         let changed =
-            pattern.replace_where(&text, REDACTED, |found| place(&text, found, *is_secret));
+            pattern.replace_where(&text, REDACTED, |found| secret_range(&text, found, *is_secret));
         if let Cow::Owned(changed) = changed {
             text = Cow::Owned(changed);
         }
@@ -58,7 +58,7 @@ pub(super) fn without_credentials(text: &str) -> Cow<'_, str> {
     text
 }
 
-fn place(text: &str, found: &Captures, is_secret: IsSecret) -> Option<Range<usize>> {
+fn secret_range(text: &str, found: &Captures, is_secret: IsSecret) -> Option<Range<usize>> {
     let group = found.get_group(1)?;
     is_secret(text.get(group.start..group.end)?).then_some(group.start..group.end)
 }

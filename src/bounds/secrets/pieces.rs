@@ -2,29 +2,31 @@
 //!
 //! A piece is passed on up to its last blank, because the last word may continue. A line that may
 //! contain a secret is held back until it ends. A private key is never passed on. The text that is
-//! held back is bounded, so a part of a longer secret may be shown.
+//! held back is bounded, so a part of a secret of more than 1 KiB may be shown.
 
 use super::{may_hold_secret, redacted};
 
 /// Bytes of a line that wait for its end.
 const MAX_LINE: usize = 2 * 1024;
-/// What begins a private key, and what ends it.
+/// Blanks, and signs of any kind, at which a longer line may be cut.
+const MOST_CUTS: usize = 3;
+/// The beginning and the end of a private key.
 const KEY_BEGINS: &str = "-----BEGIN";
 const KEY_ENDS: &str = "-----END";
-/// Ends of a line whose value may stand in the next line.
+/// Endings of a line whose value may be in the next line.
 const NAMES_NEXT: [&str; 6] = [":", "=", "=>", "|", "\"\"\"", "'''"];
 
-/// Takes secrets from a text in pieces.
+/// Removes secrets from a text that comes in pieces.
 #[derive(Debug, Default)]
-pub struct Pieces {
-    /// Text that was not passed on yet.
+pub struct StreamRedactor {
+    /// Text that is not passed on yet.
     waiting: String,
-    /// Whether the text is inside of a private key, whose beginning was handed on as redacted.
+    /// Whether the text is inside a private key, whose beginning was passed on as redacted.
     in_key: bool,
 }
 
-impl Pieces {
-    /// What can be handed on after the next piece.
+impl StreamRedactor {
+    /// Adds a piece, and returns the text that can be passed on.
     pub fn push(&mut self, piece: &str) -> String {
         let mut text = std::mem::take(&mut self.waiting);
         text.push_str(piece);
@@ -45,14 +47,14 @@ impl Pieces {
         ready
     }
 
-    /// The rest, where no piece follows.
+    /// Returns the rest after the last piece.
     pub fn finish(&mut self) -> String {
         let rest = std::mem::take(&mut self.waiting);
         if std::mem::take(&mut self.in_key) { String::new() } else { redacted(&rest).into_owned() }
     }
 }
 
-/// What is behind a private key, and whether its end is still to come.
+/// The text after a private key, and whether the key continues in the next piece.
 fn behind_key(text: &str) -> (&str, bool) {
     let Some(end) = text.find(KEY_ENDS) else {
         let kept = text.len().saturating_sub(KEY_ENDS.len());
@@ -68,15 +70,29 @@ fn behind_key(text: &str) -> (&str, bool) {
 fn ready_until(text: &str) -> Option<usize> {
     let end = match line_end(text) {
         Some(end) => end,
-        None if text.len() > MAX_LINE => text.floor_char_boundary(MAX_LINE),
+        None if text.len() > MAX_LINE => cut(text),
         None if may_hold_secret(text) => return None,
         None => text.rfind(char::is_whitespace).map(|at| text.ceil_char_boundary(at + 1))?,
     };
     (end > 0).then_some(end)
 }
 
-/// The end of the first line, or of the next one where the first ends with the name of what stands
-/// in the next.
+/// Where a line that is too long is cut: not within a secret, as far as the text behind the cut shows.
+fn cut(text: &str) -> usize {
+    let seen = &text[..text.floor_char_boundary(MAX_LINE)];
+    let end = seen.floor_char_boundary(MAX_LINE / 2);
+    let whole = redacted(seen);
+    let is_between = |at: &usize| {
+        let (part, left) = seen.split_at(*at);
+        whole.strip_prefix(&*redacted(part)).is_some_and(|rest| rest == redacted(left))
+    };
+    let blanks = seen[..end].rmatch_indices(char::is_whitespace).take(MOST_CUTS);
+    let signs = seen[..end].rmatch_indices(|c: char| !c.is_alphanumeric()).take(MOST_CUTS);
+    let mut ends = blanks.chain(signs).map(|(at, sign)| at + sign.len());
+    ends.find(is_between).unwrap_or(end)
+}
+
+/// The end of the first line, or of the second one if the first ends with the name of a value in the second.
 fn line_end(text: &str) -> Option<usize> {
     let end = text.find('\n')? + 1;
     let line = text[..end].trim_end();
@@ -94,7 +110,7 @@ mod tests {
     use super::*;
 
     fn in_pieces(text: &str, size: usize) -> String {
-        let mut pieces = Pieces::default();
+        let mut pieces = StreamRedactor::default();
         let letters: Vec<char> = text.chars().collect();
         let mut all: String =
             letters.chunks(size).map(|piece| pieces.push(&String::from_iter(piece))).collect();
@@ -125,8 +141,23 @@ mod tests {
     }
 
     #[test]
+    fn a_long_line_is_not_cut_within_a_secret() {
+        let (words, list) = ("word ".repeat(MAX_LINE / 5), "[1],".repeat(MAX_LINE / 4));
+        for filler in [&words, &list] {
+            for pad in 5..20 {
+                let (pad, filler) = ("x".repeat(pad), &filler[40..]);
+                let line = format!("password: hunter2, {pad} {filler}password: hunter2, {filler}");
+                for size in [16, line.len()] {
+                    let shown = in_pieces(&line, size);
+                    assert!(!shown.contains("hunter2"), "{size}: {shown}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn words_are_handed_on_as_they_come() {
-        let mut pieces = Pieces::default();
+        let mut pieces = StreamRedactor::default();
         let shown: Vec<String> =
             ["Let me", " look ", "at", " it.\nDo", "ne."].map(|p| pieces.push(p)).into();
         assert_eq!(shown, ["Let ", "me look ", "", "at it.\n", ""]);

@@ -41,12 +41,12 @@ static SHAPED: LazyLock<Pattern> =
     LazyLock::new(|| compiled(&format!("{BEFORE}({})|({KEY_BEGINS})", SHAPES.join("|"))));
 static KEY_END: LazyLock<Pattern> = LazyLock::new(|| compiled(KEY_ENDS));
 
-/// A text without what has such a shape.
-pub(super) fn without_shaped(text: &str) -> Cow<'_, str> {
+/// A text without keys and tokens of these shapes.
+pub(super) fn without_token_shapes(text: &str) -> Cow<'_, str> {
     let mut ends = KEY_END.found_in(text).peekable();
     SHAPED.replace_where(text, REDACTED, |found| {
         if let Some(begins) = found.get_group(2) {
-            // Up to its own end, or to that of the text or of what it is quoted in.
+            // Up to the end of the key, of the text, or of the string that quotes the key.
             while ends.next_if(|end| end.start < begins.end).is_some() {}
             let end = ends.peek().map_or_else(
                 || {
@@ -57,18 +57,18 @@ pub(super) fn without_shaped(text: &str) -> Cow<'_, str> {
             );
             return Some(begins.start..end);
         }
-        let place = found.get_group(1)?;
-        let shaped = text.get(place.start..place.end)?;
-        // Names in programs and of packages may begin so, too: `sk_buff_release_head_state`.
+        let group = found.get_group(1)?;
+        let shaped = text.get(group.start..group.end)?;
+        // Names of identifiers and packages may begin in the same way: `sk_buff_release_head_state`.
         let names = ["sk_", "rk_", "sk-learn"];
         let may_be_name = names.iter().any(|name| shaped.starts_with(name));
-        let goes_on = text.as_bytes().get(place.end).is_some_and(u8::is_ascii_alphanumeric);
-        let is_part = goes_on && shaped.starts_with('A') && shaped.len() == 20;
-        (!is_part && (!may_be_name || looks_random(shaped))).then_some(place.start..place.end)
+        let continues = text.as_bytes().get(group.end).is_some_and(u8::is_ascii_alphanumeric);
+        let is_part = continues && shaped.starts_with('A') && shaped.len() == 20;
+        (!is_part && (!may_be_name || looks_random(shaped))).then_some(group.start..group.end)
     })
 }
 
-/// Whether a word has digits, or capital letters in several places behind small ones.
+/// Whether a word has digits, or several capital letters after small ones.
 pub(super) fn looks_random(word: &str) -> bool {
     let rises = word.as_bytes().windows(2).filter(|pair| {
         pair.first().is_some_and(u8::is_ascii_lowercase)

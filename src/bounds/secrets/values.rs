@@ -6,15 +6,15 @@ use std::ops::Range;
 
 use super::names_secret;
 
-/// How a value is written.
+/// How a value is quoted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Written {
+pub(super) enum Quoting {
     Quoted,
-    /// Up to a blank or a sign.
+    /// Without quotes, up to a blank or a sign.
     Bare,
 }
 
-/// Digits of the shortest number that may be a secret.
+/// Digits of the shortest number that can be a secret.
 const MIN_DIGITS: usize = 4;
 
 /// Whole values that are no secrets.
@@ -213,61 +213,61 @@ const BEGINNINGS: &[&str] = &[
     "authentication",
 ];
 
-/// Ends of names whose values describe a secret and are none.
+/// Endings of names whose values describe a secret and are not secret themselves.
 const ABOUT: &[&str] = &[
     "_file", "_path", "_dir", "_env", "_name", "_type", "_length", "_policy", "_count", "_ttl",
     "_stdin",
 ];
-/// The same, where the value is an address without credentials.
+/// Endings of names whose values are not secret if they are addresses without credentials.
 const PLACES: &[&str] = &["url", "uri", "endpoint", "host"];
-/// Where programs have their settings.
+/// Names of objects in which programs keep their settings.
 const ROOTS: &[&str] = &[
     "self", "this", "config", "cfg", "conf", "settings", "request", "req", "res", "response",
     "args", "opts", "options", "env", "os", "process", "params", "ctx", "context", "user", "data",
     "secrets", "props", "state", "var", "local", "module",
 ];
-/// What begins a reference to a value elsewhere.
+/// Beginnings of a reference to a value elsewhere.
 const REFERENCES: &[&str] = &["${", "$(", "{{", "%(", "@{", "#{", "$env:", "env:"];
 
 /// Whether a value under a name is a secret.
-pub(super) fn is_secret(name: &str, value: &str, written: Written) -> bool {
+pub(super) fn is_secret(name: &str, value: &str, quoting: Quoting) -> bool {
     let value = value.trim();
-    let small = value.to_ascii_lowercase();
-    let name = in_small_letters(name);
+    let lower = value.to_ascii_lowercase();
+    let name = lowercase_name(name);
     let says_nothing = !value.contains(char::is_alphanumeric)
-        || small.bytes().all(|byte| byte == b'x')
-        || small.starts_with("[redacted]")
+        || lower.bytes().all(|byte| byte == b'x')
+        || lower.starts_with("[redacted]")
         || (value.len() < MIN_DIGITS && value.bytes().all(|byte| byte.is_ascii_digit()))
-        || WORDS.contains(&small.as_str());
+        || WORDS.contains(&lower.as_str());
     let is_about = ABOUT.iter().any(|end| name.ends_with(end))
-        || (PLACES.iter().any(|end| name.ends_with(end)) && is_plain_address(&small))
+        || (PLACES.iter().any(|end| name.ends_with(end)) && is_plain_address(&lower))
         || (name.ends_with("pwd") && value.starts_with(['/', '~', '.']));
     let is_expression =
-        written == Written::Bare && (is_sentence(&small) || is_code(&name, value) || is_key(value));
-    !(says_nothing || is_about || is_expression || is_reference(value, written))
+        quoting == Quoting::Bare && (is_sentence(&lower) || is_code(&name, value) || is_key(value));
+    !(says_nothing || is_about || is_expression || is_reference(value, quoting))
 }
 
 /// `clientSecret` and `client-secret` as `client_secret`.
-fn in_small_letters(name: &str) -> String {
-    let mut small = String::with_capacity(name.len() + 4);
+fn lowercase_name(name: &str) -> String {
+    let mut lower = String::with_capacity(name.len() + 4);
     let mut was_small = false;
     for letter in name.chars() {
         if was_small && letter.is_ascii_uppercase() {
-            small.push('_');
+            lower.push('_');
         }
         was_small = letter.is_ascii_lowercase();
-        small.push(if letter == '-' { '_' } else { letter.to_ascii_lowercase() });
+        lower.push(if letter == '-' { '_' } else { letter.to_ascii_lowercase() });
     }
-    small
+    lower
 }
 
 /// `${NAME}`, `$NAME`, `%NAME%`, `<name>`.
-fn is_reference(value: &str, written: Written) -> bool {
+fn is_reference(value: &str, quoting: Quoting) -> bool {
     let is_name = |name: &str| {
         !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_')
     };
     let is_variable = |name: &str| is_name(name) || (names_secret(name) && is_identifier(name));
-    let is_ended = written == Written::Bare || value.ends_with(['}', ')']);
+    let is_ended = quoting == Quoting::Bare || value.ends_with(['}', ')']);
     (is_ended && REFERENCES.iter().any(|beginning| value.starts_with(beginning)))
         || value.strip_prefix('$').is_some_and(is_variable)
         || value.strip_prefix('%').and_then(|v| v.strip_suffix('%')).is_some_and(is_variable)
@@ -305,7 +305,7 @@ fn is_code(name: &str, value: &str) -> bool {
         return false;
     }
     let (first, last) = (parts.next().unwrap_or_default(), parts.next_back());
-    let is_again = |part: &str| in_small_letters(part) == name;
+    let is_again = |part: &str| lowercase_name(part) == name;
     let is_variable = first.contains('_') && names_secret(first);
     is_call
         || is_again(first)

@@ -120,7 +120,7 @@ async fn on_workspace(store: &Store, config: &Config, about: &DatabaseInfo) -> O
             format!("it is not known within {patience:?} whether other replicas find the files")
         }
     };
-    let next = "are the database and what [tools.workspace] names available?";
+    let next = "are the database and the store of [tools.workspace] available?";
     Some(Finding::fail("workspace", why, next))
 }
 

@@ -22,7 +22,7 @@ const ENOUGH_FILES: u64 = 4096;
 /// Tolerated clock skew in milliseconds; leases are short.
 const SKEW_MS: i64 = 2_000;
 
-/// `known`: what the database says about it.
+/// `known` is the information from the database.
 pub(super) fn workspace(dir: &Path, known: Option<Finding>) -> Finding {
     match (refuses_writing(dir), known) {
         (Some(reason), _) => Finding::fail(

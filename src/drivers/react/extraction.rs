@@ -61,7 +61,7 @@ pub(super) fn first_decision(text: &str) -> Result<Decision<'_>, String> {
             }
             Ok(_) => {
                 problem.get_or_insert_with(|| {
-                    "its JSON object has no `type` and so is no decision".to_owned()
+                    "its JSON object has no `type`, so it is not a decision".to_owned()
                 });
             }
             Err(why) => {

@@ -11,10 +11,9 @@ use futures::future::join_all;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::large_answers;
+use super::large_answers::{self, MemoryPermit};
 use super::waiting::ExternalInput;
 use super::{CallAdmission, Run, Stopped, instant_of, until};
-use crate::bounds::json;
 use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::state::{FoldError, PendingCall};
@@ -25,8 +24,8 @@ use crate::event::{
 use crate::message::CallTarget;
 use crate::run::{ClientTool, Consumption, Delegation, Effect, Labels};
 use crate::tools::client_calls::ClientCall;
-use crate::tools::executor::{Executor, Prepared, Ready, RunScope};
-use crate::tools::keeping::NotKept;
+use crate::tools::executor::{Executor, Prepared, ReadyCall, RunScope};
+use crate::tools::file_store::NotStored;
 use crate::tools::requests::RequestsLeft;
 use crate::tools::results::{FatalToolError, Finished, refused};
 use crate::tools::scan::scan_result;
@@ -35,23 +34,23 @@ use crate::tools::scan::scan_result;
 const LINGER: Duration = Duration::from_millis(1);
 
 /// An executed call whose changes of the workspace are stored.
-type Executed = Result<Result<Finished, FatalToolError>, NotKept>;
+type Executed = Result<Result<Finished, FatalToolError>, NotStored>;
 
 /// Executes a call, and stores its changes of the workspace however it ends.
 async fn executed(
     executor: &Executor,
-    ready: Ready,
+    ready: ReadyCall,
     scope: &RunScope,
     stop: &CancellationToken,
 ) -> Executed {
     let (changed, touches_files) = (ready.changed(), ready.touches_files());
-    let keeping = if touches_files { scope.workspace.keeping().await } else { None };
+    let change = if touches_files { scope.workspace.begin_change().await } else { None };
     let result = executor.execute(ready, scope, stop).await;
     let touched = changed.touched();
-    let refused = match keeping {
-        Some(keeping) => keeping.keep(touched).await?,
+    let refused = match change {
+        Some(change) => change.save(touched).await?,
         None if touches_files || touched.paths.is_empty() => Vec::new(),
-        None => scope.workspace.keep(touched.paths).await?,
+        None => scope.workspace.save(touched.paths).await?,
     };
     Ok(match result {
         Ok(finished) if !refused.is_empty() => Ok(finished.without_change_of(&refused)),
@@ -62,7 +61,7 @@ async fn executed(
 /// How a call gets its result.
 pub(super) enum NextStep {
     /// It is executed with a permit.
-    Ready(Ready),
+    Ready(ReadyCall),
     /// It has a result without execution.
     Answered(Result<Finished, FatalToolError>),
 }
@@ -122,7 +121,7 @@ impl Run {
                 Some(Ok(next)) => next,
                 Some(Err(need)) if group.is_empty() => match self.may_ask(&pending, need).await? {
                     Ok(need) => {
-                        return match self.reserve_asked(&pending, true).await? {
+                        return match self.reserve_external_call(&pending, true).await? {
                             Some(events) => Ok(self.record_all(self.state.or_reviews(events))?),
                             None => self.ask(&pending, need).await,
                         };
@@ -173,26 +172,34 @@ impl Run {
             }
         }
         // Runs that wait for child runs hold no permit that those may need.
-        let _permit = if delegates { None } else { self.permit_for(group.len()).await };
+        let permit = large_answers::permit_for_calls(group.len());
+        let _permit = if delegates { None } else { self.in_time(permit).await };
         if writes_ahead {
             self.persist().await?;
-            self.lease.held().await;
+            self.lease.until_valid().await;
         }
         if delegates {
             self.control.set_delegating(Some(self.state.clone()));
-            self.room.lend();
+            self.memory_share.lend();
         }
         let executed = self.execute(group).await;
         self.control.set_delegating(None);
-        self.room.take_back();
-        executed
+        self.memory_share.take_back();
+        executed?;
+        if delegates {
+            self.count_below().await?;
+        }
+        Ok(())
     }
 
-    /// The permit of calls that are executed together. `None` also where the run has to end first.
-    async fn permit_for(&mut self, calls: usize) -> Option<large_answers::MemoryPermit> {
+    /// The permit. `None` also where the run has to end first.
+    async fn in_time(
+        &mut self,
+        permit: impl Future<Output = Option<MemoryPermit>>,
+    ) -> Option<MemoryPermit> {
         tokio::select! {
             biased;
-            permit = large_answers::permit_for_calls(calls) => permit,
+            permit = permit => permit,
             () = self.control.token.cancelled() => None,
             () = until(self.state.deadline().map(instant_of)) => None,
         }
@@ -274,19 +281,21 @@ impl Run {
             biased;
             () = self.control.token.cancelled() => return None,
             () = until(deadline) => return None,
-            prepared = self.executor.prepare(&pending.call, pending.slot(), &self.scope, pending.decided()) => prepared,
+            prepared = self.executor.prepare(&pending.call, pending.slot(), &self.scope, pending.earlier_decisions()) => prepared,
         };
         Some(Ok(match prepared {
             Ok(Prepared::Answered(finished)) => NextStep::Answered(Ok(finished)),
             Ok(Prepared::Escalated(escalated)) => {
                 return Some(Err(ExternalInput::Approval(Box::new(escalated))));
             }
-            Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
-                Some(known) if ready.effect() == Effect::Read => {
-                    NextStep::Answered(Ok(ready.answered_with(known.to_owned())))
+            Ok(Prepared::Ready(ready)) => {
+                match self.state.cached_result(&ready.made(&pending.call)) {
+                    Some(known) if ready.effect() == Effect::Read => {
+                        NextStep::Answered(Ok(ready.answered_with(known.to_owned())))
+                    }
+                    _ => NextStep::Ready(ready),
                 }
-                _ => NextStep::Ready(ready),
-            },
+            }
             Err(fault) => NextStep::Answered(Err(fault)),
         }))
     }
@@ -298,7 +307,7 @@ impl Run {
         called: (&ClientTool, Value),
         scope: &RunScope,
     ) -> Result<NextStep, ExternalInput> {
-        let granted = pending.granted();
+        let granted = pending.granted_approval();
         let schema = self.plan.client_tools.schema(&pending.call.name);
         match self.executor.judge_client_call(&pending.call, called, scope, granted, schema) {
             ClientCall::Permitted(permit) => Err(ExternalInput::Client(permit, None)),
@@ -361,9 +370,9 @@ impl Run {
     /// Records results. A tool that failed because of a fault of the service ends the run, once all results
     /// are recorded.
     async fn results(&mut self, results: Vec<Executed>) -> Result<(), Stopped> {
-        let results = results.into_iter().collect::<Result<Vec<_>, NotKept>>()?;
+        let results = results.into_iter().collect::<Result<Vec<_>, NotStored>>()?;
         let bytes = results.iter().flatten().map(Finished::bytes).sum();
-        self.large_answer = large_answers::permit(bytes).await;
+        self.large_answer = self.in_time(large_answers::permit(bytes)).await;
         if let Some(requested) =
             self.control.requested().filter(|_| !self.state.is_cancel_requested())
         {
@@ -417,9 +426,8 @@ impl Run {
 
     /// Applies the definition's interceptors to such a result.
     pub(super) fn revise(&self, result: &mut ToolCallCompleted) {
-        let pending = self.state.open_call(result.call_id);
-        let written = pending.and_then(|pending| json::read(&pending.call.arguments).ok());
-        self.executor.revise(result, &written.unwrap_or_default(), &self.scope.inputs);
+        let shown = self.state.arguments_shown(result.call_id).cloned();
+        self.executor.revise(result, &shown.unwrap_or_default(), &self.scope.inputs);
     }
 
     /// Scans a result for prompt injection; it may be withheld.

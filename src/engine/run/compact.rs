@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use super::asking::{fault, interrupted, try_once};
-use super::sharing::ModelCall;
+use super::budget_reservations::ModelCallReservation;
+use super::model_calls::{fault, interrupted, try_once};
 use super::{MAY_LAG, Run, Stopped, instant_of, until};
 use crate::clock;
 use crate::engine::context::{Compaction, WrittenSummary};
@@ -30,9 +30,9 @@ impl Run {
         if compaction.summarised > 0 {
             self.hand_over();
             match self.reserve_model_call(Some(cap), true).await? {
-                ModelCall::Granted(granted) => cap = granted.unwrap_or(cap),
-                ModelCall::Refused(events) => return Ok(self.record_all(events)?),
-                ModelCall::GivenUp => return Ok(()),
+                ModelCallReservation::Granted(granted) => cap = granted.unwrap_or(cap),
+                ModelCallReservation::Refused(events) => return Ok(self.record_all(events)?),
+                ModelCallReservation::GivenUp => return Ok(()),
             }
         }
         let compacted = self.compacted(compaction, cap, refused).await;

@@ -11,7 +11,10 @@ use crate::bounds::memory;
 /// Answers of more bytes than this need a permit.
 const LARGE_BYTES: usize = 256 << 10;
 
-static LARGE_ANSWERS: Semaphore = Semaphore::const_new(2);
+/// How many large answers are worked on at the same time.
+const ANSWERS_AT_ONCE: u32 = 2;
+
+static LARGE_ANSWERS: Semaphore = Semaphore::const_new(ANSWERS_AT_ONCE as usize);
 
 /// So many calls are executed together without a permit.
 const CALLS_WITHOUT_PERMIT: usize = 16;
@@ -21,7 +24,7 @@ const BYTES_OF_CALL: u64 = 256 << 10;
 const MAX_CALLS: u64 = 4096;
 
 static CALLS_AT_ONCE: LazyLock<u32> = LazyLock::new(|| {
-    let calls = memory::part().map_or(MAX_CALLS, |part| part / BYTES_OF_CALL);
+    let calls = memory::share_of_limit().map_or(MAX_CALLS, |part| part / BYTES_OF_CALL);
     u32::try_from(calls.clamp(2 * CALLS_WITHOUT_PERMIT as u64, MAX_CALLS)).unwrap_or(u32::MAX)
 });
 static CALL_PERMITS: LazyLock<Semaphore> =
@@ -30,14 +33,22 @@ static CALL_PERMITS: LazyLock<Semaphore> =
 /// Allows one large answer, or the calls that are executed together, to be in memory.
 pub type MemoryPermit = SemaphorePermit<'static>;
 
-/// Waits for the permit of a large answer, and for memory; `None` for a small one.
+/// Waits for the permit of a large answer; `None` for a small one.
 pub async fn permit(bytes: usize) -> Option<MemoryPermit> {
+    permit_where(memory::is_scarce, bytes).await
+}
+
+/// The same. While memory is scarce, one large answer is worked on at a time, in the order of their arrival.
+async fn permit_where(is_scarce: fn() -> bool, bytes: usize) -> Option<MemoryPermit> {
     if bytes <= LARGE_BYTES {
         return None;
     }
     let permit = LARGE_ANSWERS.acquire().await.ok(); // never closed
-    memory::enough().await;
-    permit
+    if !is_scarce() {
+        return permit;
+    }
+    drop(permit); // otherwise two could wait for each other's
+    LARGE_ANSWERS.acquire_many(ANSWERS_AT_ONCE).await.ok()
 }
 
 /// Waits for the permits of many calls that are executed together; `None` for a few.
@@ -56,7 +67,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn two_large_answers_are_worked_on_at_the_same_time() {
+    async fn two_large_answers_are_worked_on_at_the_same_time_and_one_while_memory_is_scarce() {
+        let permit = |bytes| permit_where(|| false, bytes);
         let (first, second) = (permit(LARGE_BYTES + 1).await, permit(LARGE_BYTES + 1).await);
         assert!(first.is_some() && second.is_some());
         assert!(permit(LARGE_BYTES).await.is_none(), "small ones do not wait");
@@ -64,6 +76,12 @@ mod tests {
         assert!(third.as_mut().now_or_never().is_none());
         drop(first);
         assert!(third.await.is_some());
+        drop(second);
+        let alone = permit_where(|| true, LARGE_BYTES + 1).await;
+        let mut next = std::pin::pin!(permit_where(|| true, LARGE_BYTES + 1));
+        assert!(alone.is_some() && next.as_mut().now_or_never().is_none(), "memory is scarce");
+        drop(alone);
+        assert!(next.await.is_some());
     }
 
     #[tokio::test]

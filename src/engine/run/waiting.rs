@@ -85,7 +85,7 @@ impl Run {
                 Outlook::Unknown => None,
             });
             if let Outlook::Needs(need) = outlook {
-                if self.reserve_asked(&later, false).await?.is_some() {
+                if self.reserve_external_call(&later, false).await?.is_some() {
                     break;
                 }
                 self.request(&later.call, need)?;

@@ -196,14 +196,19 @@ impl State {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
         let results = open.flat_map(|(index, call)| {
-            self.decided(turn, index, call)
+            self.result_of_answer(turn, index, call)
                 .unwrap_or_else(|| vec![self.result_without_execution(turn, call, why)])
         });
         results.collect()
     }
 
     /// The result of an open call, if it was answered by a decision or by the caller.
-    fn decided(&self, turn: &OpenTurn, index: usize, call: &ToolCall) -> Option<Vec<RunEvent>> {
+    fn result_of_answer(
+        &self,
+        turn: &OpenTurn,
+        index: usize,
+        call: &ToolCall,
+    ) -> Option<Vec<RunEvent>> {
         match self.resolved_call(index, call, turn.resolved.get(&call.id)?) {
             Step::Record(events) => Some(events),
             _ => None,

@@ -167,10 +167,9 @@ impl State {
         begins && self.compaction().is_none()
     }
 
-    /// A summary may have used up the budget that the iteration began with.
+    /// A summary, or tries before a crash, may have used up the budget that the iteration began with.
     fn next_model_call(&self, now: DateTime<Utc>) -> Step {
-        if !self.compactions.is_empty()
-            && self.limit.is_none()
+        if self.limit.is_none()
             && let Some(spent) = self.spent()
         {
             return Step::Record(vec![self.limit_reached(spent, now)]);

@@ -22,7 +22,7 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, Origin, ToolCall, ToolResult, Turn,
 };
 use crate::run::{Delegation, Effect, ToolChoicePolicy};
-use crate::tools::interrupted::{Interrupted, MadeWith};
+use crate::tools::interrupted_call::{InterruptedCall, RecordedCall};
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -226,8 +226,8 @@ impl State {
             self.cache.clear();
         }
         let (effect, on_unknown_outcome) = (call.effect, call.on_unknown_outcome);
-        let made_with = MadeWith::of(call);
-        let reconcilable = call.reconcilable_by.clone().map(|tool_hash| Interrupted {
+        let made_with = RecordedCall::of(call);
+        let reconcilable = call.reconcilable_by.clone().map(|tool_hash| InterruptedCall {
             tool_hash,
             effect_key: call.effect_key.clone(),
             on_unknown_outcome,
@@ -289,14 +289,14 @@ impl State {
     /// Caches the result of a read-only call, if its tool allows that.
     fn keep(&mut self, done: &ToolCallCompleted) {
         let Phase::Acting(turn) = &self.phase else { return };
-        let is_read =
-            turn.dispatched.get(&done.call_id).is_some_and(|call| call.effect == Effect::Read);
-        if is_read
+        let read = turn.dispatched.get(&done.call_id).filter(|call| call.effect == Effect::Read);
+        if let Some(read) = read
             && self.rules.cached.contains(&done.tool)
             && done.failure.is_none()
             && let Some(call) = self.call(done.call_id)
         {
-            self.cache.insert(same_call(call), done.content.clone());
+            let made = same_call(&read.made_with.made(call));
+            self.cache.insert(made, done.content.clone());
         }
     }
 

@@ -16,7 +16,7 @@ use crate::engine::phrases;
 use crate::event::{
     ApprovalBasis, Awaited, Circumstances, LimitReached, RunEvent, SharedRequests, WaitKind,
 };
-use crate::message::ToolCall;
+use crate::message::{ToolCall, Usage};
 use crate::providers::estimate;
 use crate::run::{
     Amounts, CapExceeded, Consumption, Descendants, OnLimit, Outcome, Period, RunError, StopAction,
@@ -164,9 +164,21 @@ impl State {
         self.ended(now, Outcome::Completed { output, raw_response, reason, partial, unchecked })
     }
 
+    /// Counts what the runs below a child run have taken against its own budget of tokens and dollars.
+    pub fn count_below(&mut self, below: Usage) {
+        self.below = below;
+    }
+
+    /// What counts against the run's own budget of tokens and dollars.
+    pub fn taken(&self) -> Usage {
+        let mut taken = self.totals.usage;
+        taken.add(&self.below);
+        taken
+    }
+
     /// The budget of tokens or dollars that is too small for another model call.
     pub(super) fn spent(&self) -> Option<LimitReached> {
-        let (usage, budget) = (&self.totals.usage, &self.rules.budget);
+        let (usage, budget) = (self.taken(), &self.rules.budget);
         let of_parent = &self.rules.caps_of_tree;
         if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
             let needs = self.next_input().saturating_add(LEAST_TOKENS);
@@ -203,14 +215,14 @@ impl State {
     /// Tokens that the token budget leaves for the next answer, after its input; `None` without such a budget.
     pub(super) fn tokens_left(&self) -> Option<u64> {
         let max = self.rules.budget.max_total_tokens?;
-        Some(max.saturating_sub(self.totals.usage.total_tokens()).saturating_sub(self.next_input()))
+        Some(max.saturating_sub(self.taken().total_tokens()).saturating_sub(self.next_input()))
     }
 
     /// Tokens of output that the budget in dollars allows for the next call; `None` without such a budget.
     /// Zero if the price or the cost so far is unknown: a budget that cannot be enforced counts as used up.
     pub(super) fn affordable_output(&self) -> Option<u64> {
         let max = self.rules.budget.max_cost_usd?.micro();
-        let usage = &self.totals.usage;
+        let usage = self.taken();
         let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
         let input = self.input_tokens();
         let left = spent

@@ -10,7 +10,7 @@ mod crashes;
 mod decide;
 mod faults;
 mod fold;
-mod given;
+mod given_call;
 pub(super) mod limits;
 mod streak;
 mod verdicts;
@@ -30,19 +30,19 @@ use super::plan::Rules;
 use crate::agents::definition::ReactSection;
 use crate::bounds::json;
 use crate::event::{
-    ApprovalBasis, Awaited, CompactionCause, Ending, InputGiven, LimitReached, NetworkUse,
+    ApprovalBasis, Awaited, CompactionCause, Ending, InputAnswer, LimitReached, NetworkUse,
     Resolved, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
-    AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
+    AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult, Usage,
 };
 use crate::providers::ToolChoice;
 use crate::run::{
     Action, Consumption, Effect, GivenCall, Labels, OnUnknownOutcome, RunStatus, Totals,
 };
-use crate::tools::approval::{Decided, Granted};
+use crate::tools::approval::{EarlierDecisions, GrantedApproval};
 use crate::tools::executor::Slot;
-use crate::tools::interrupted::{Interrupted, MadeWith};
+use crate::tools::interrupted_call::{InterruptedCall, RecordedCall};
 
 use crashes::Blame;
 use streak::{Streak, same_call};
@@ -95,9 +95,9 @@ pub struct PendingCall {
     /// Whether it was started before, and is repeated after a crash or a wait.
     pub was_started: bool,
     /// The answers to what the tool asked for before.
-    pub input: Option<InputGiven>,
+    pub input: Option<InputAnswer>,
     /// Set if a crash interrupted the call and its tool can be asked for the outcome.
-    pub interrupted: Option<Interrupted>,
+    pub interrupted: Option<InterruptedCall>,
 }
 
 impl PendingCall {
@@ -107,9 +107,9 @@ impl PendingCall {
     }
 
     /// The earlier decisions on the call, for its execution.
-    pub fn decided(&self) -> Decided<'_> {
-        Decided {
-            approval: self.granted(),
+    pub fn earlier_decisions(&self) -> EarlierDecisions<'_> {
+        EarlierDecisions {
+            approval: self.granted_approval(),
             was_started: self.was_started,
             input: self.input.as_ref(),
             interrupted: self.interrupted.as_ref(),
@@ -117,9 +117,9 @@ impl PendingCall {
     }
 
     /// The approval, for the execution of the call.
-    pub fn granted(&self) -> Option<Granted<'_>> {
+    pub fn granted_approval(&self) -> Option<GrantedApproval<'_>> {
         let approval = self.approval.as_ref()?;
-        Some(Granted {
+        Some(GrantedApproval {
             by: approval.by.as_deref().unwrap_or("an approver"),
             arguments: approval.arguments.as_ref(),
             basis: &approval.basis,
@@ -168,6 +168,9 @@ struct Answered {
     basis: ApprovalBasis,
     #[serde(default)]
     actions: Arc<[Action]>,
+    /// The arguments that were shown with the request.
+    #[serde(default)]
+    arguments: Value,
     /// Milliseconds until it was given.
     took_ms: u64,
     /// Whether a tool had asked for input.
@@ -199,7 +202,7 @@ struct OpenTurn {
     children_ended: BTreeMap<Uuid, Option<Uuid>>,
     /// Input that tools asked for, by call.
     #[serde(default)]
-    inputs: BTreeMap<Uuid, InputGiven>,
+    inputs: BTreeMap<Uuid, InputAnswer>,
     proposal: Option<Proposal>,
 }
 
@@ -251,12 +254,12 @@ struct Dispatched {
     on_unknown_outcome: OnUnknownOutcome,
     /// Set if its tool can be asked for the outcome.
     #[serde(default)]
-    reconcilable: Option<Interrupted>,
+    reconcilable: Option<InterruptedCall>,
     /// Whether it was dispatched before, and no result came.
     #[serde(default)]
     is_repeated: bool,
     #[serde(default)]
-    made_with: MadeWith,
+    made_with: RecordedCall,
 }
 
 impl Dispatched {
@@ -386,6 +389,9 @@ pub struct State {
     /// When the model call is retried, if the last try failed.
     #[serde(default)]
     asks_again_at: Option<DateTime<Utc>>,
+    /// What the runs below a child run have taken; known while the child is driven.
+    #[serde(skip)]
+    below: Usage,
     blame: Blame,
     phase: Phase,
 }
@@ -431,6 +437,7 @@ impl State {
             limit: None,
             raw_response: String::new(),
             asks_again_at: None,
+            below: Usage::default(),
             blame: Blame::default(),
             phase: Phase::Opening,
         }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use serde_json::json;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::crashes::{unexecuted, without_input};
@@ -104,6 +104,12 @@ impl State {
         Some(self.pending(index, call, None))
     }
 
+    /// The arguments that were shown with the request for an open call, once it is answered.
+    pub fn arguments_shown(&self, call: Uuid) -> Option<&Value> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        turn.resolved.get(&call).map(|answer| &answer.arguments)
+    }
+
     /// Applies the answer to a request.
     pub(super) fn resolved(
         &mut self,
@@ -153,10 +159,19 @@ impl State {
             let took = awaited.as_ref().map(|it| resolved.decided_at.unwrap_or(at) - it.since);
             let took_ms = took.map_or(0, |took| took.num_milliseconds().try_into().unwrap_or(0));
             let for_input = awaited.as_ref().is_some_and(|it| it.awaited.input.is_some());
-            let shown = awaited.map(|it| (it.awaited.basis, it.awaited.actions));
-            let (basis, actions) = shown.unwrap_or_default();
-            let answer =
-                Answered { resolved: resolved.clone(), basis, actions, took_ms, for_input };
+            let shown = awaited.map(|it| {
+                let Awaited { basis, actions, arguments, .. } = it.awaited;
+                (basis, actions, arguments)
+            });
+            let (basis, actions, arguments) = shown.unwrap_or_default();
+            let answer = Answered {
+                resolved: resolved.clone(),
+                basis,
+                actions,
+                arguments,
+                took_ms,
+                for_input,
+            };
             turn.resolved.insert(resolved.call_id, answer); // otherwise its approval stays valid
         }
         Ok(())
@@ -173,7 +188,7 @@ impl State {
 
     /// The step for a call whose request was answered.
     pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, answer: &Answered) -> Step {
-        let Answered { resolved, basis, actions, took_ms, for_input } = answer;
+        let Answered { resolved, basis, actions, took_ms, for_input, .. } = answer;
         let by = resolved.decided_by.as_deref();
         let why =
             resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -227,7 +242,10 @@ impl State {
                 let content = format!(
                     "The service restarted during this call; it was found out that it took effect.{known}"
                 );
-                Step::Record(vec![RunEvent::ToolCallCompleted(answered(content, None))])
+                Step::Record(vec![RunEvent::ToolCallCompleted(ToolCallCompleted {
+                    found_out: true,
+                    ..answered(content, None)
+                })])
             }
         }
     }

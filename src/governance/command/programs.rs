@@ -1,7 +1,7 @@
-//! What is known of programs that run other programs or, by an option, write or run something.
+//! The table of programs that run other programs, and of options that make a program write or run something.
 //!
-//! The table is a convenience for authors of rules: what it does not know, the sandbox holds
-//! all the same. A rule that names such an option in its argument pattern means it, and permits it.
+//! The table is a convenience for authors of rules: the sandbox also confines programs that are not in it. A rule
+//! that names such an option in its argument pattern permits it.
 
 /// Programs whose work is to run what their arguments or files say. Digits, dots and dashes at the
 /// end of a name do not count.
@@ -205,11 +205,11 @@ const RUNNERS: &[&str] = &[
     "zsh",
 ];
 
-/// Programs that are for other work, and run what an option of theirs says.
+/// Programs for other purposes that run a program if an option names it.
 const RUNNERS_BY_OPTION: &[&str] = &["find", "tar"];
 
 /// How an option is written.
-enum Means {
+enum OptionForm {
     /// As a whole word.
     Word(&'static str),
     /// With two dashes; programs also take its beginnings, and a value after `=`.
@@ -217,9 +217,9 @@ enum Means {
     /// One letter, alone or among others behind one dash.
     Letter(char),
 }
-use Means::{Letter, Long, Word};
+use OptionForm::{Letter, Long, Word};
 
-const OPTIONS: &[(&str, &[Means])] = &[
+const OPTIONS: &[(&str, &[OptionForm])] = &[
     ("date", &[Letter('s'), Long("--set")]),
     ("fd", &[Letter('x'), Letter('X'), Long("--exec"), Long("--exec-batch")]),
     ("fdfind", &[Letter('x'), Letter('X'), Long("--exec"), Long("--exec-batch")]),
@@ -324,7 +324,7 @@ pub(super) fn needs_pattern(name: &str) -> bool {
 }
 
 /// The first argument that makes a program write or run something.
-pub(super) fn telling_option<'a>(name: &str, arguments: &'a [String]) -> Option<&'a str> {
+pub(super) fn unsafe_option<'a>(name: &str, arguments: &'a [String]) -> Option<&'a str> {
     if name == "git"
         && let Some(found) = git_option(arguments)
     {
@@ -354,21 +354,29 @@ pub(super) fn telling_option<'a>(name: &str, arguments: &'a [String]) -> Option<
     })
 }
 
+/// Options of git itself whose value is the next argument.
+const GIT_OPTIONS_WITH_VALUE: [&str; 6] =
+    ["-C", "--attr-source", "--git-dir", "--namespace", "--super-prefix", "--work-tree"];
+
 /// Options of git itself, before its command, that set its configuration; and of its commands, one
 /// letter that opens a pager or names a program.
 fn git_option(arguments: &[String]) -> Option<&str> {
-    let command = arguments.iter().position(|a| !a.starts_with('-')).unwrap_or(arguments.len());
-    let (of_git, rest) = arguments.split_at_checked(command)?;
+    let mut command = 0;
+    while let Some(option) = arguments.get(command).filter(|a| a.starts_with('-')) {
+        command += if GIT_OPTIONS_WITH_VALUE.contains(&option.as_str()) { 2 } else { 1 };
+    }
+    let (of_git, rest) = arguments.split_at(command.min(arguments.len()));
     let sets = |a: &&String| (a.starts_with("-c") || a.starts_with("-p")) && !a.starts_with("--");
     let runs = |a: &&String| {
-        let letter = match rest.first().map(String::as_str) {
-            Some("grep") => "-O",
-            Some("clone" | "ls-remote" | "fetch" | "pull") => "-u",
-            Some("rebase") => "-x",
-            Some("archive" | "format-patch") => "-o",
-            _ => return false,
+        let letters: &[&str] = match rest.first().map(String::as_str) {
+            Some("grep") => &["-O"],
+            Some("clone") => &["-c", "-u"],
+            Some("ls-remote" | "fetch" | "pull") => &["-u"],
+            Some("rebase") => &["-x"],
+            Some("archive" | "format-patch") => &["-o"],
+            _ => &[],
         };
-        a.starts_with(letter)
+        letters.iter().any(|letter| a.starts_with(letter))
     };
     let found = of_git.iter().find(sets).or_else(|| rest.iter().find(runs));
     found.map(String::as_str)
@@ -400,6 +408,13 @@ mod tests {
             ("git -c core.pager=x log", Some("-c")),
             ("git -ccore.pager=x log", Some("-ccore.pager=x")),
             ("git log -c", None),
+            ("git -C . -c core.pager=x log", Some("-c")),
+            ("git --git-dir x -C y -p log", Some("-p")),
+            ("git --git-dir=x -p log", Some("-p")),
+            ("git -C . grep -Ovi x", Some("-Ovi")),
+            ("git -C . log -c", None),
+            ("git -C", None),
+            ("git clone -c core.pager=x a", Some("-c")),
             ("git log --output=x", Some("--output=x")),
             ("git grep -Ovi x", Some("-Ovi")),
             ("git log -p", None),
@@ -415,7 +430,7 @@ mod tests {
         ];
         for (line, expected) in table {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            assert_eq!(telling_option(&words[0], &words[1..]), expected, "{line}");
+            assert_eq!(unsafe_option(&words[0], &words[1..]), expected, "{line}");
         }
     }
 }

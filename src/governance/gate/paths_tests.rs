@@ -126,3 +126,32 @@ fn globs_of_another_directory_deny_the_same_files_in_every_workspace() {
         assert_eq!(decision, *expected, "{directory} {workspace} {does}: {verdict:?}");
     }
 }
+
+/// What is told to the kernel means what the globs mean.
+#[test]
+fn only_a_directory_with_all_that_is_in_it_is_denied_as_a_whole() {
+    for (glob, trees, by_glob) in [
+        ("./**", &["."][..], false),
+        ("**", &["."], false),
+        ("a/b/**", &["a/b"], false),
+        ("./a/", &["a"], false),
+        ("secret**", &[], true),
+        ("a/secret**", &[], true),
+        ("a/**b", &[], true),
+        ("a//**", &[], true),
+        ("**/a", &[], true),
+        ("a", &[], true),
+        (".", &[], true),
+    ] {
+        let policy = Policy { deny: vec![glob.to_owned()], ..permissive() };
+        let call = call("file_ops", Read, Vec::new());
+        let verdict = Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call);
+        let Verdict::Pass { permit, .. } = verdict else { panic!("{verdict:?}") };
+        let denied = permit.denied();
+        assert_eq!((denied.trees.as_slice(), denied.by_glob), (&*owned(trees), by_glob), "{glob}");
+    }
+}
+
+fn owned(globs: &[&str]) -> Vec<String> {
+    globs.iter().map(ToString::to_string).collect()
+}

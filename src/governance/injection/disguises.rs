@@ -106,7 +106,7 @@ fn hex_in(text: &str, room: usize) -> Option<String> {
     let finish = |pairs: &mut Vec<u8>, found: &mut String| {
         if pairs.len() * 2 >= MIN_HEX
             && found.len() < room
-            && let Some(text) = readable(std::mem::take(pairs))
+            && let Some(text) = readable(pairs.clone()).or_else(|| readable(without_words(pairs)))
         {
             found.push_str(&text);
             found.push(' ');
@@ -138,6 +138,14 @@ fn hex_in(text: &str, room: usize) -> Option<String> {
     }
     finish(&mut pairs, &mut found);
     (!found.is_empty()).then_some(found)
+}
+
+/// Decoded bytes without those of words before and behind them, such as the end of `Decode:`: words of
+/// hex digits are bytes beyond ASCII.
+fn without_words(bytes: &[u8]) -> Vec<u8> {
+    let first = bytes.iter().position(u8::is_ascii).unwrap_or(bytes.len());
+    let last = bytes.iter().rposition(u8::is_ascii).map_or(first, |last| last + 1);
+    bytes[first..last].to_vec()
 }
 
 const NO_DIGIT: u8 = 0xff;

@@ -11,20 +11,20 @@ use crate::message::visible::is_hidden;
 /// Codes below this are looked up in a table; letters of the alphabets beyond are computed.
 const FOLDED_CODES: usize = 0xa740;
 
-/// What a reader sees of a character.
+/// A character as a reader perceives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum Folded {
     /// A letter or digit, or a sign that stands for one.
     Letter(char),
-    /// The same, in a character that only looks so.
+    /// A character that only looks like this letter or digit.
     LooksLike(char),
     /// A hidden character that models read as this one.
     HiddenLetter(char),
-    /// Not seen, and not a gap either.
+    /// Ignored: neither visible nor a gap.
     Nothing,
-    /// Not seen on purpose.
+    /// Deliberately invisible.
     Hidden,
-    /// What separates words.
+    /// A separator of words.
     Gap,
 }
 
@@ -60,11 +60,11 @@ const LOOK_ALIKES: &str = "аaвbсcԁdеeѐeёeғfɡgнhһhіiїiıiјjкkӏlм
 αaβbϲcδdεeϝfγyηnιiκkλlμuνvοoπnρpσoτtυuωwχxζzξe\
 ᴀaʙbᴄcᴅdᴇeꜰfɢgʜhɪiᴊjᴋkʟlᴍmɴnᴏoᴘpʀrꜱsᴛtᴜuᴠvᴡwʏyᴢzℓlℯeℊgℴoⅰiⅴvⅹxⅼlⅽcⅾdⅿm";
 
-/// What is seen of a character that is not ASCII.
-pub(super) fn seen(c: char) -> Seen {
+/// Folds a character that is not ASCII.
+pub(super) fn fold(c: char) -> Folded {
     let code = u32::from(c);
     match code {
-        0x300..=0x36f | 0x1ab0..=0x1aff | 0x20d0..=0x20ff | 0x2019 => return Seen::Nothing,
+        0x300..=0x36f | 0x1ab0..=0x1aff | 0x20d0..=0x20ff | 0x2019 => return Folded::Nothing,
         0xe0020..=0xe007e => return tagged(code - 0xe0000),
         0xff01..=0xff5e => return look_alike(char::from_u32(code - 0xfee0)),
         0x1d400..=0x1d6a3 => return look_alike(letter((code - 0x1d400) % 52 % 26)),
@@ -79,16 +79,16 @@ pub(super) fn seen(c: char) -> Seen {
         _ => {}
     }
     if is_hidden(c) {
-        return if c.is_control() { Seen::Gap } else { Seen::Hidden };
+        return if c.is_control() { Folded::Gap } else { Folded::Hidden };
     }
     if !c.is_alphanumeric() {
-        return Seen::Gap;
+        return Folded::Gap;
     }
     let lower = c.to_lowercase().next().unwrap_or(c);
     match TABLE.get(lower as usize).copied().flatten() {
-        Some((folded, true)) => Seen::LooksLike(folded),
-        Some((folded, false)) => Seen::Letter(folded),
-        None => Seen::Letter(lower),
+        Some((folded, true)) => Folded::LooksLike(folded),
+        Some((folded, false)) => Folded::Letter(folded),
+        None => Folded::Letter(lower),
     }
 }
 
@@ -96,17 +96,17 @@ fn letter(place: u32) -> Option<char> {
     char::from_u32(u32::from('a') + place)
 }
 
-fn look_alike(c: Option<char>) -> Seen {
+fn look_alike(c: Option<char>) -> Folded {
     match c.map(|c| c.to_ascii_lowercase()) {
-        Some(c) if c.is_ascii_alphanumeric() => Seen::LooksLike(c),
-        _ => Seen::Gap,
+        Some(c) if c.is_ascii_alphanumeric() => Folded::LooksLike(c),
+        _ => Folded::Gap,
     }
 }
 
-fn tagged(code: u32) -> Seen {
+fn tagged(code: u32) -> Folded {
     match char::from_u32(code).map(|c| c.to_ascii_lowercase()) {
-        Some(c) if c.is_ascii_alphanumeric() => Seen::HiddenLetter(c),
-        _ => Seen::Gap,
+        Some(c) if c.is_ascii_alphanumeric() => Folded::HiddenLetter(c),
+        _ => Folded::Gap,
     }
 }
 

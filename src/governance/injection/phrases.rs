@@ -404,7 +404,7 @@ const FIRST_WORDS: Classes = {
 
 /// A phrase that was found, by its place in the list.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct FoundPhrase {
     pub(super) phrase: usize,
     /// Where it begins in the text.
     pub(super) at: usize,
@@ -412,7 +412,7 @@ pub(super) struct Found {
 }
 
 /// The phrases among words.
-pub(super) fn phrases_in(words: &Words) -> Vec<Found> {
+pub(super) fn phrases_in(words: &Words) -> Vec<FoundPhrase> {
     let mut found = Vec::new();
     for (at, word) in words.all.iter().enumerate() {
         if word.classes & FIRST_WORDS == 0 {
@@ -426,7 +426,7 @@ pub(super) fn phrases_in(words: &Words) -> Vec<Found> {
                 continue;
             }
             if let Some(disguise) = follows(words, at, rest, word.disguise()) {
-                found.push(Found { phrase, at: word.at as usize, disguise });
+                found.push(FoundPhrase { phrase, at: word.at as usize, disguise });
             }
         }
     }

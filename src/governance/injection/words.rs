@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::LazyLock;
 
-use super::folding::{Seen, seen, unleet};
+use super::folding::{Folded, fold, unleet};
 use super::phrases::{ADDRESS, Classes, IBAN, VOCABULARY};
 
 /// How a word is disguised.
@@ -167,19 +167,19 @@ impl Reader {
             }
             return;
         }
-        match seen(c) {
-            Seen::Letter(c) => self.letter(c, true),
-            Seen::LooksLike(c) => {
+        match fold(c) {
+            Folded::Letter(c) => self.letter(c, true),
+            Folded::LooksLike(c) => {
                 self.flags |= LOOKS_ALIKE;
                 self.letter(c, false);
             }
-            Seen::HiddenLetter(c) => {
+            Folded::HiddenLetter(c) => {
                 self.flags |= HIDDEN;
                 self.letter(c, true);
             }
-            Seen::Hidden => self.flags |= if self.word.is_empty() { 0 } else { HIDDEN },
-            Seen::Nothing => {}
-            Seen::Gap => self.gap(c),
+            Folded::Hidden => self.flags |= if self.word.is_empty() { 0 } else { HIDDEN },
+            Folded::Nothing => {}
+            Folded::Gap => self.gap(c),
         }
     }
 

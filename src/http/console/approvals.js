@@ -1,7 +1,7 @@
 // The requests of all runs that wait for a person, and the decisions.
 
 import { first, get, part } from "./api.js";
-import { PendingCalls } from "./asked.js";
+import { PendingCalls } from "./pending-calls.js";
 import { decision } from "./decide.js";
 import { el, folded, heading, notice, status, time } from "./dom.js";
 import { plural, short, visible, words } from "./format.js";

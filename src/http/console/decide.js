@@ -9,10 +9,10 @@ import { preview } from "./preview.js";
 
 const QUESTIONS = {
   approval: {
-    label: "Reason, if you like", isEditable: true,
+    label: "Reason (optional)", isEditable: true,
     answers: [["Approve", "approve", "reason"], ["Deny", "deny", "reason", "danger"]],
   },
-  escalation: { label: "Reason, if you like", answers: [["Go on", "approve", "reason"], ["End the run", "deny", "reason", "danger"]] },
+  escalation: { label: "Reason (optional)", answers: [["Continue", "approve", "reason"], ["End the run", "deny", "reason", "danger"]] },
   review: {
     label: "Its result, if you know it",
     answers: [["It happened", "resolve", "result", "", { outcome: "happened" }],
@@ -116,7 +116,7 @@ function askForInput(form, call, onAnswered) {
     }
   };
   const button = ([text, action, kind]) => el("button", { type: "button", class: kind, onclick: () => send(action) }, text);
-  const buttons = [["Send the answers", "accept", ""], ["Decline", "decline", "danger"], ["Neither", "cancel", ""]].map(button);
+  const buttons = [["Send the answers", "accept", ""], ["Decline", "decline", "danger"], ["Dismiss", "cancel", ""]].map(button);
   form.append(...fields.map(({ node }) => node), errorBox, el("p", { class: "buttons" }, buttons));
   form.hidden = false;
 }

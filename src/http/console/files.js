@@ -48,7 +48,7 @@ export class Files {
       this.pager.replaceChildren(...(more ? [el("button", { type: "button", onclick: () => (this.errorBox.replaceChildren(), this.load(more)) }, "More files")] : []));
     } catch (problem) {
       if (this.signal.aborted) return;
-      if (problem.status === 404) this.statusLine.textContent = "It keeps no files of its own.";
+      if (problem.status === 404) this.statusLine.textContent = "It has no files of its own.";
       else this.errorBox.append(notice(problem));
     }
   }
@@ -159,7 +159,7 @@ export class Files {
   /** Uploads a file. An existing file is replaced only after a confirmation (`isSure`). */
   async put(path, file, isSure = false) {
     const place = encoded(path);
-    if (place === null) throw new Error("This is no path in the workspace.");
+    if (place === null) throw new Error("This is not a path in the workspace.");
     const headers = { "Content-Type": "application/octet-stream", ...(!isSure && { "If-None-Match": "*" }) };
     try {
       await request("PUT", `${this.base}/${place}`, { raw: file, headers });
@@ -167,7 +167,7 @@ export class Files {
       await this.load();
     } catch (problem) {
       if (problem.status !== 412 || isSure) throw problem;
-      const ask = el("p", { class: "notice wait", role: "alert" }, `${visible(path)} is there already. `,
+      const ask = el("p", { class: "notice wait", role: "alert" }, `${visible(path)} already exists. `,
         el("button", { type: "button", onclick: () => (ask.remove(), this.tryAction(() => this.put(path, file, true))) }, "Replace it"));
       this.errorBox.append(ask);
     }

@@ -50,7 +50,7 @@ class Form {
     this.errorBox = el("div", { role: "alert" });
     this.result = el("div");
     const nodes = (pairs) => pairs.map(([, one]) => one.node);
-    const caps = el("fieldset", {}, el("legend", {}, "Limits: of yours and the agent's, the smaller holds"),
+    const caps = el("fieldset", {}, el("legend", {}, "Limits: the smaller of yours and the agent's applies"),
       el("div", { class: "columns" }, nodes(this.limits)));
     const choice = (value, label, checked) => el("label", { class: "choice" }, el("input", { type: "radio", name: "mode", value, checked }), label);
     this.options = el("details", {}, el("summary", {}, "Limits, session and metadata"), caps,

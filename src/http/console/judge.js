@@ -45,7 +45,7 @@ class Judge {
     this.select = el("select", { id: "judged-tool", "data-filter": true, onchange: () => this.choose() },
       tools.map((tool, index) => el("option", { value: index }, visible(tool.name))));
     const labels = LABELS.map(([label, meaning]) => el("label", { class: "choice" }, el("input", { type: "checkbox", name: "labels", value: label }), `${label}: ${meaning}`));
-    this.files = makeField("judged-files", "Files that are there already", { type: "array", items: { type: "string" } });
+    this.files = makeField("judged-files", "Existing files", { type: "array", items: { type: "string" } });
     this.node = el("form", { class: "card invoke judge", novalidate: true, onsubmit: (event) => (event.preventDefault(), this.ask()) },
       el("div", { class: "field" }, el("label", { for: "judged-tool" }, "Tool"), this.select, this.about), this.place, this.files.node,
       el("fieldset", {}, el("legend", {}, "What the run has read"), labels),
@@ -144,6 +144,6 @@ function answer({ decision, rule, reason, actions }) {
       el("p", {}, status(decision), " ", MEANING[decision] ?? "", " Judged, not executed."),
       el("p", { class: "meta" }, el("span", {}, rule === "none" ? "No rule objects." : `Rule: ${visible(rule)}`)),
       reason && el("p", {}, visible(reason)),
-      actions.length ? [el("p", { class: "sub" }, "What the call would do"), pre(actions, "Actions")] : el("p", { class: "meta" }, "It would touch nothing that rules are about.")),
+      actions.length ? [el("p", { class: "sub" }, "What the call would do"), pre(actions, "Actions")] : el("p", { class: "meta" }, "It would do nothing that the rules cover.")),
   ];
 }

@@ -28,10 +28,8 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
     let files = files![
         "index.html",
         "console.css",
-        "again.js",
         "api.js",
         "approvals.js",
-        "asked.js",
         "catalogue.js",
         "changes.js",
         "children.js",
@@ -49,10 +47,12 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
         "judge.js",
         "meters.js",
         "overview.js",
+        "pending-calls.js",
         "people.js",
         "picture.js",
         "pictures.js",
         "preview.js",
+        "repeat-run.js",
         "rows.js",
         "run.js",
         "runs.js",
@@ -73,6 +73,6 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
 
 /// The page and its files, and signing in.
 pub(crate) fn routes() -> Router<App> {
-    let session = get(session::who).post(session::sign_in).delete(session::sign_out);
+    let session = get(session::status).post(session::sign_in).delete(session::sign_out);
     Site::routes(&SITE, "/console").route("/console/session", session)
 }

@@ -48,7 +48,7 @@ function tiles(runs, pending) {
   const failed = ended.filter((run) => run.status === "failed").length;
   const spent = runs.reduce((sum, run) => sum + (run.usage.cost_usd ?? 0), 0);
   return [
-    tile("Runs in the last hour", `${count(runs.length)}${runs.length >= MAX_RUNS ? "+" : ""}`, `${plural(runs.length - ended.length, "of them still goes on", "of them still go on")}`, "#/runs"),
+    tile("Runs in the last hour", `${count(runs.length)}${runs.length >= MAX_RUNS ? "+" : ""}`, `${count(runs.length - ended.length)} of them in progress`, "#/runs"),
     tile("Failed", count(failed), share(failed, ended.length), "#/runs?status=failed"),
     pending && tile("Waiting for a decision", `${count(pending.data.length)}${pending.next_cursor ? "+" : ""}`, pending.data.length ? `oldest: ${visible(pending.data.at(-1).agent)}` : "nothing waits", "#/approvals"),
     tile("Duration, median", durations.length ? duration(percentile(durations, 0.5)) : "–", durations.length && `95 % below ${duration(percentile(durations, 0.95))}`),

@@ -38,11 +38,11 @@ export const NOTES = {
       d.approval_required?.length && visible(`ask for ${d.approval_required.join(", ")}`), d.autonomy && `autonomy ${words(d.autonomy)}`],
   }),
   "run.resumed": (d) => ({
-    icon: "loop", title: d.was_waiting ? "Goes on: what it waited for is there" : "Went on, on another replica or after a restart",
+    icon: "loop", title: d.was_waiting ? "Continues: it has what it waited for" : "Continued on another replica or after a restart",
     meta: [d.deaths > 0 && plural(d.deaths, "replica crashed", "replicas crashed"), d.is_alone && "alone on its replica"],
   }),
   "approval.requested": (d) => ({
-    icon: "ask", tone: "wait", title: d.tool ? `Asks whether to call ${visible(d.tool)}` : "Asks whether to go on",
+    icon: "ask", tone: "wait", title: d.tool ? `Asks whether to call ${visible(d.tool)}` : "Asks whether to continue",
     body: [long(d.reason), d.tool && text("Arguments", d.arguments)],
   }),
   "tool_call.awaiting_client": (d) => ({
@@ -71,7 +71,7 @@ export const NOTES = {
     icon: "tag",
     title: d.cause === "approval"
       ? `An approval took labels from the run; it keeps ${d.labels.map(words).join(" and ") || "none"}`
-      : `Has read what is ${d.labels.map(words).join(" and ") || "nothing special"}${d.tool ? `: ${visible(d.tool)}` : ""}`,
+      : `Has read ${d.labels.map(words).join(" and ") || "unlabelled"} data${d.tool ? `: ${visible(d.tool)}` : ""}`,
   }),
   "budget.warned": (d) => ({ icon: "limit", tone: "wait", title: "Budget warning", body: [long(d.warning)] }),
   "output.proposed": (d) => ({

@@ -5,7 +5,7 @@ import { announce, el, facts, folded, heading, notice, pre, status, time } from 
 import { count, duration, money, plural, short, visible, words } from "./format.js";
 import { meters } from "./meters.js";
 import { Picture } from "./picture.js";
-import { again, snippetOf } from "./again.js";
+import { repeatButtons, snippetOf } from "./repeat-run.js";
 import { Changes } from "./changes.js";
 import { Files } from "./files.js";
 import { follow, wasStartedHere } from "./stream.js";
@@ -37,7 +37,7 @@ export async function run(main, id, signal) {
     if (run.status !== last) statusBox.replaceChildren(status(run.status));
     if (last && run.status !== last) announce(`Run ${words(run.status)}`);
     if (!last) {
-      actions.replaceChildren(...again(run, main), cancel);
+      actions.replaceChildren(...repeatButtons(run, main), cancel);
       request.append(...[folded("Inputs", () => pre(run.inputs, "Inputs")), snippetOf(run)].filter(Boolean));
     }
     last = run.status;
@@ -133,7 +133,7 @@ function confirmCancel(main, path, done) {
     el("form", { onsubmit: send },
       el("h2", { id: "cancel-title" }, "Cancel this run?"),
       el("p", {}, "What its tools have done already is not undone."),
-      el("label", { for: "reason" }, "Reason, if you like"), reason, errorBox,
+      el("label", { for: "reason" }, "Reason (optional)"), reason, errorBox,
       el("p", { class: "buttons" },
         el("button", { type: "button", onclick: () => dialog.close() }, "Keep it running"),
         el("button", { class: "danger" }, "Cancel run"))));

@@ -24,9 +24,9 @@ use crate::http::edge::token_signer::ConsoleSession;
 use crate::http::state::App;
 use crate::run::Caller;
 
-/// Who uses the console.
+/// The authentication of the console, and its user.
 #[derive(Serialize)]
-pub(super) struct Who {
+pub(super) struct SessionStatus {
     /// `api_key`, or `none` where no sign-in is needed.
     authentication: &'static str,
     /// Null where no user is signed in.
@@ -49,7 +49,7 @@ struct NamedKey {
     name: String,
 }
 
-impl Who {
+impl SessionStatus {
     fn of(app: &App, identity: Option<&Identity>) -> Json<Self> {
         let authentication = if app.auth.is_required() { "api_key" } else { "none" };
         let signed_in = |Identity { caller, credential }: &Identity| SignedIn {
@@ -65,17 +65,17 @@ impl Who {
     }
 }
 
-/// Tells who is signed in. A session that is over is forgotten by the browser, too.
-pub(super) async fn who(State(app): State<App>, parts: Parts) -> Result<Response, Problem> {
+/// Returns who is signed in. The cookie of an ended session is removed.
+pub(super) async fn status(State(app): State<App>, parts: Parts) -> Result<Response, Problem> {
     let is_anonymous =
         !parts.headers.contains_key(AUTHORIZATION) && session(&app, &parts).is_none();
     if is_anonymous && app.auth.is_required() {
-        return Ok(Who::of(&app, None).into_response());
+        return Ok(SessionStatus::of(&app, None).into_response());
     }
     match Identity::signed_in(&parts, &app).await {
-        Ok(identity) => Ok(Who::of(&app, Some(&identity)).into_response()),
+        Ok(identity) => Ok(SessionStatus::of(&app, Some(&identity)).into_response()),
         Err(problem) if problem.code() == Code::Unauthenticated => {
-            Ok((remove_cookie(&app, &parts)?, Who::of(&app, None)).into_response())
+            Ok((remove_cookie(&app, &parts)?, SessionStatus::of(&app, None)).into_response())
         }
         Err(problem) => Err(problem),
     }
@@ -86,7 +86,7 @@ pub(super) async fn sign_in(State(app): State<App>, parts: Parts) -> Result<Resp
     check_own_page(&parts)?;
     let identity = Identity::by_key(&parts, &app).await?;
     let Some(key) = identity.credential.key.as_ref() else {
-        return Ok(Who::of(&app, Some(&identity)).into_response());
+        return Ok(SessionStatus::of(&app, Some(&identity)).into_response());
     };
     let end = clock::now().trunc_subsecs(0) + app.settings.console_session;
     let expires_at = key.expires_at.map_or(end, |of_key| of_key.min(end));
@@ -94,7 +94,7 @@ pub(super) async fn sign_in(State(app): State<App>, parts: Parts) -> Result<Resp
     app.store.record_act(act(&identity.caller, AuditAction::ConsoleSignedIn, &session)).await?;
     let token = app.tokens.sign(session)?;
     let cookie = set_cookie(&parts.headers, app.tokens.cookie(), Some((&token, expires_at)))?;
-    Ok(([(SET_COOKIE, cookie)], Who::of(&app, Some(&identity))).into_response())
+    Ok(([(SET_COOKIE, cookie)], SessionStatus::of(&app, Some(&identity))).into_response())
 }
 
 /// Ends the session in the cookie; without one, nothing is to be done.

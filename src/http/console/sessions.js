@@ -93,7 +93,7 @@ function composer(agent, id, about, chat, onEnded, signal) {
   const send = el("button", { class: "main" }, "Send");
   const form = el("form", { class: "composer" }, el("label", { for: "message" }, `Message to ${visible(about.agent)}`), field, errorBox, el("p", { class: "buttons start" }, send));
   const node = input ? form : agent
-    ? el("p", {}, el("a", { class: "button", href: `#/agents/${part(about.agent)}?session=${part(id)}` }, "Go on in the agent's form"))
+    ? el("p", {}, el("a", { class: "button", href: `#/agents/${part(about.agent)}?session=${part(id)}` }, "Continue in the agent's form"))
     : el("p", { class: "meta" }, "Its agent is not there any more.");
 
   async function watch(run) {
@@ -109,7 +109,7 @@ function composer(agent, id, about, chat, onEnded, signal) {
         text.textContent = visible(written);
         chat.lastElementChild.scrollIntoView({ block: "end" });
       }
-      if (event.type === "approval.requested") text.textContent = "waits for a decision: see the run";
+      if (["approval.requested", "tool_call.awaiting_client", "tool_call.awaiting_child"].includes(event.type)) text.textContent = "waits for an answer: see the run";
     }
     await onEnded();
     announce("Answered");

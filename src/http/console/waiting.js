@@ -1,7 +1,7 @@
 // What a run waits for, at the top of its page.
 
 import { get } from "./api.js";
-import { PendingCalls } from "./asked.js";
+import { PendingCalls } from "./pending-calls.js";
 import { decision } from "./decide.js";
 import { el, time } from "./dom.js";
 import { visible, words } from "./format.js";

@@ -241,7 +241,7 @@ fn unknown(known: &[&str]) -> Value {
     properties.insert("data".into(), json!({"$ref": format!("{PREFIX}EventData")}));
     json!({
         "type": "object",
-        "description": "An event of a type that this document does not know yet; a client passes it over.",
+        "description": "An event of a type that this document does not define yet; clients ignore it.",
         "required": ["at", "run_id", "type", "data"],
         "properties": properties,
     })

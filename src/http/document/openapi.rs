@@ -29,7 +29,7 @@ use crate::http::edge::problem::{Code, ProblemBody};
 use crate::http::edge::rate_limit::{POLICY, REMAINING};
 use crate::http::resources::run_views::Run;
 
-/// What becomes `contentSchema`.
+/// The property that becomes `contentSchema`.
 pub(super) const CONTENT_SCHEMA: &str = "x-content-schema";
 
 const TAGS: [(&str, &str); 12] = [

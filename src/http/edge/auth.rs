@@ -147,7 +147,7 @@ impl Identity {
         }
         if let Some(payer) = parts.extensions.get::<CpuAccount>() {
             payer.set(&identity.caller.tenant);
-            payer.move_to_lane().await;
+            payer.move_to_pool().await;
         }
         Ok(identity)
     }
@@ -226,7 +226,7 @@ impl Identity {
         Ok(identity)
     }
 
-    /// The caller that the identity provider vouches for.
+    /// The caller of a token of the identity provider.
     async fn of_jwt(
         app: &App,
         parts: &Parts,
@@ -282,7 +282,7 @@ impl From<CachedKey> for Identity {
     }
 }
 
-/// What a request presents to be authenticated with.
+/// The credential that a request presents.
 enum PresentedCredential<'p> {
     Key(Option<&'p str>),
     Token(Cow<'p, str>),
@@ -338,7 +338,7 @@ pub(crate) fn forbidden(scope: &str) -> Problem {
     Problem::new(Code::Forbidden, format!("This requires the scope `{scope}`."))
 }
 
-/// A credential that is not accepted, or no longer.
+/// The refusal of a credential that is not accepted, or no longer accepted.
 pub(crate) fn refused_key() -> Problem {
     Problem::new(
         Code::Unauthenticated,

@@ -4,7 +4,7 @@
 //! A browser adds a cookie to requests that other pages make, too. So it is accepted only in
 //! requests that the browser says come from the service's own pages; those that change something
 //! need a header, which no form and no other site can send. How a session is signed is in
-//! [`super::token_signer`], whose it is in [`super::auth`].
+//! [`super::token_signer`]; the caller that it belongs to is found in [`super::auth`].
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ pub(super) fn in_cookie<'p>(parts: &'p Parts, name: &str) -> Option<&'p str> {
     found.or_else(|| pairs.iter().find(|(of, _)| *of == name)).map(|(_, value)| *value)
 }
 
-/// Refuses a request that may not use the cookie, and one that would get or end it.
+/// Refuses a request that may not use the cookie, or may not sign in or out.
 pub(crate) fn check_own_page(parts: &Parts) -> Result<(), Problem> {
     let only_reads = parts.method.is_safe();
     let is_own = is_of_own_page(&parts.uri, &parts.headers, only_reads);

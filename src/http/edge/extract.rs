@@ -27,10 +27,10 @@ use super::cursor::{Filters, ListId};
 use super::problem::{Code, Problem};
 use crate::bounds::json::{self, Unreadable, escaped_key, unescaped_key};
 use crate::bounds::memory;
-use crate::bounds::text::{quoted, shortened};
+use crate::bounds::text::{bare_type, quoted, shortened};
 use crate::event::ValidationError;
 use crate::http::state::App;
-use crate::runtime::CallPlace;
+use crate::runtime::CallRef;
 
 /// Describes a valid time, for errors.
 const A_TIME: &str = "a time like 2026-01-31T12:00:00Z";
@@ -112,11 +112,10 @@ fn content_encoding(headers: &HeaderMap) -> Option<String> {
 
 fn is_json(headers: &HeaderMap) -> bool {
     let named = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let kind = named.split(';').next().unwrap_or_default().trim();
-    kind.eq_ignore_ascii_case("application/json")
+    bare_type(named) == "application/json"
 }
 
-/// Bodies of at most so many bytes are read even when memory is scarce.
+/// Bodies of at most this many bytes are read even when memory is scarce.
 const SMALL: usize = 16 * 1024;
 
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
@@ -187,7 +186,7 @@ pub(crate) fn as_whole(value: &mut Value) {
     }
 }
 
-/// Says the range of a number where the schema of the object at `place` has one.
+/// Adds the range of a number to the error, if the schema of the object at `place` has one.
 pub(crate) fn in_range<T: PartialSchema>(
     place: &str,
     mut error: ValidationError,
@@ -277,7 +276,7 @@ impl FromRequestParts<App> for RunId {
 }
 
 /// A run id and a tool call id in the path; 404 if one of them is not a UUID.
-pub(crate) struct CallId(pub(crate) CallPlace);
+pub(crate) struct CallId(pub(crate) CallRef);
 
 impl FromRequestParts<App> for CallId {
     type Rejection = Problem;
@@ -287,7 +286,7 @@ impl FromRequestParts<App> for CallId {
         let Path((run, call)) = ids.map_err(|_| Problem::not_found("path"))?;
         let run = Uuid::try_parse(&run).map_err(|_| Problem::not_found("run"))?;
         let call = Uuid::try_parse(&call).map_err(|_| Problem::not_found("tool call"))?;
-        Ok(Self(CallPlace { run, call, seq: None }))
+        Ok(Self(CallRef { run, call, seq: None }))
     }
 }
 
@@ -379,7 +378,7 @@ impl Params {
     }
 
     pub(crate) fn time(&mut self, name: &str) -> Result<Option<DateTime<Utc>>, Problem> {
-        // An offset's `+` that was not encoded has become a space.
+        // An unencoded `+` of an offset was decoded as a space.
         self.value(name, A_TIME, |text| time(&text.replace(' ', "+")))
     }
 

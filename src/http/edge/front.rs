@@ -8,6 +8,7 @@ use axum::response::Redirect;
 use axum::routing::get;
 
 use super::problem::Problem;
+use crate::bounds::text::bare_type;
 use crate::http::state::App;
 
 /// `/`, where the console is served.
@@ -27,8 +28,5 @@ async fn front_door(
 
 fn wants_html(headers: &HeaderMap) -> bool {
     let accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    accepts.flat_map(|value| value.split(',')).any(|kind| {
-        let kind = kind.split(';').next().unwrap_or_default().trim();
-        kind.eq_ignore_ascii_case("text/html")
-    })
+    accepts.flat_map(|value| value.split(',')).any(|kind| bare_type(kind) == "text/html")
 }

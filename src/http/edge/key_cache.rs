@@ -28,7 +28,7 @@ pub enum Auth {
 }
 
 impl Auth {
-    /// Whether requests say who sends them.
+    /// Whether requests identify their caller.
     pub(crate) fn is_required(&self) -> bool {
         matches!(self, Self::ApiKeys | Self::ApiKeysAndJwts(_))
     }
@@ -71,7 +71,7 @@ pub(super) struct CachedKey {
     pub(super) key: Arc<ApiKeyRecord>,
     pub(super) caller: Arc<Caller>,
     read_at: Instant,
-    /// Whether its use was noted since it was read.
+    /// Whether its use was recorded since it was read.
     is_noted: Arc<AtomicBool>,
 }
 

@@ -17,9 +17,9 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
 
-use super::outgoing::X_RUN_ID;
 use super::problem::{Code, Problem};
-use crate::bounds::memory::Places;
+use super::responses::X_RUN_ID;
+use crate::bounds::memory::MemorySemaphore;
 
 /// Bytes of an answer that needs no place.
 const SMALL: u64 = 256 << 10;
@@ -28,13 +28,13 @@ const PIECE: usize = 64 << 10;
 /// How long an answer waits for its place.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
-static PLACES: LazyLock<Places> = LazyLock::new(Places::of_part);
-/// Bytes of the answers that wait for a place.
+static PLACES: LazyLock<MemorySemaphore> = LazyLock::new(MemorySemaphore::of_share);
+/// Bytes of the answers that wait for memory.
 static WAITING: AtomicU64 = AtomicU64::new(0);
 
-/// In the extensions of a response that has a place.
+/// In the extensions of a response that holds memory for a large answer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HasPlace;
+pub(super) struct LargeAnswer;
 
 /// Whether answers wait for places that others have.
 pub(super) fn others_wait() -> bool {
@@ -73,11 +73,11 @@ pub(super) async fn with_place(response: Response) -> Result<Response, Problem> 
 async fn placed(
     mut response: Response,
     bytes: u64,
-    places: &'static Places,
+    places: &'static MemorySemaphore,
 ) -> Result<Response, Problem> {
     let waiting = Waiting::begin(bytes, places.bytes());
     let place = match &waiting {
-        Some(_) => tokio::time::timeout(MAX_WAIT, places.take(bytes)).await.ok().flatten(),
+        Some(_) => tokio::time::timeout(MAX_WAIT, places.acquire(bytes)).await.ok().flatten(),
         None => None,
     };
     drop(waiting);
@@ -88,8 +88,8 @@ async fn placed(
             None => busy,
         });
     };
-    response.extensions_mut().insert(HasPlace);
-    Ok(response.map(|body| Body::new(InPieces { body, rest: Bytes::new(), _place: place })))
+    response.extensions_mut().insert(LargeAnswer);
+    Ok(response.map(|body| Body::new(PiecewiseBody { body, rest: Bytes::new(), _place: place })))
 }
 
 /// The run that the answer is of, where it answers an invocation.
@@ -99,13 +99,13 @@ fn run_of(response: &Response) -> Option<Uuid> {
 }
 
 /// A body whose connection has a piece of it at most: what is not sent yet is dropped with it.
-struct InPieces {
+struct PiecewiseBody {
     body: Body,
     rest: Bytes,
     _place: SemaphorePermit<'static>,
 }
 
-impl HttpBody for InPieces {
+impl HttpBody for PiecewiseBody {
     type Data = Bytes;
     type Error = Error;
 
@@ -144,10 +144,10 @@ mod tests {
     use axum::response::IntoResponse as _;
     use http_body_util::BodyExt as _;
 
-    use super::super::outgoing::run_id_header;
+    use super::super::responses::run_id_header;
     use super::*;
 
-    static FEW: Places = Places::of_kib(1024);
+    static FEW: MemorySemaphore = MemorySemaphore::of_kib(1024);
 
     fn answer(bytes: usize) -> Response {
         Response::new(Body::from(vec![b'x'; bytes]))
@@ -157,7 +157,7 @@ mod tests {
     async fn an_answer_waits_for_places_that_others_have() {
         let bytes = 600 << 10;
         let first = placed(answer(bytes), bytes as u64, &FEW).await.unwrap();
-        assert!(first.extensions().get::<HasPlace>().is_some() && !others_wait());
+        assert!(first.extensions().get::<LargeAnswer>().is_some() && !others_wait());
         assert_eq!(first.body().size_hint().exact(), Some(bytes as u64));
 
         let mut second = Box::pin(placed(answer(bytes), bytes as u64, &FEW));
@@ -187,6 +187,6 @@ mod tests {
     #[tokio::test]
     async fn a_small_answer_needs_no_place() {
         let response = with_place(answer(256 << 10)).await.unwrap();
-        assert!(response.extensions().get::<HasPlace>().is_none());
+        assert!(response.extensions().get::<LargeAnswer>().is_none());
     }
 }

@@ -3,7 +3,7 @@
 //! Assigns the request id, bounds the request head, sets the deadline, turns panics into a 500 and
 //! writes the body of problems. It is the same for all routes. Bodies are bounded by
 //! [`super::extract`], authorization is in [`super::auth`], response headers and compression are in
-//! [`super::outgoing`].
+//! [`super::responses`].
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -22,18 +22,20 @@ use super::large_answers;
 use super::metrics::{method_label, route_label};
 use super::open_requests::Counted;
 use super::origin::{check_host, check_local};
-use super::outgoing;
-use super::outgoing::X_RUN_ID;
 use super::problem::{Code, Problem};
 use super::rate_limit::RateLimitHeaders;
+use super::responses;
+use super::responses::X_RUN_ID;
 use super::server::Reserved;
-use crate::fairness::{CpuAccount, Turns};
+use crate::fairness::{CpuAccount, FairTask};
 use crate::http::state::App;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// How long after the handler's own deadline the middleware times out.
 const GRACE: Duration = Duration::from_secs(1);
+const TOO_LONG: &str =
+    "The request took longer than server.request_timeout allows; it may have taken effect.";
 
 /// The paths that are served while all connections are taken.
 const PROBES: [&str; 4] = ["/healthz", "/readyz", "/v1/healthz", "/v1/readyz"];
@@ -61,7 +63,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     let uri = request.uri().clone();
     let (route, method) = (request.extensions().get().cloned(), method_label(request.method()));
     let since = Instant::now();
-    let takes_gzip = outgoing::accepts_gzip(request.headers());
+    let takes_gzip = responses::accepts_gzip(request.headers());
     let deadline = Instant::now() + app.settings.request_timeout;
     request.extensions_mut().insert(Deadline(deadline));
     let rate_limit = RateLimitHeaders::default();
@@ -79,14 +81,14 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         Ok(Some(answer)) => answer,
         Ok(None) => {
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
-            let answer = Turns::new(payer, answer);
+            let answer = FairTask::new(payer, answer);
             match tokio::time::timeout_at(deadline + GRACE, answer).await {
                 Ok(Ok(response)) => response,
                 Ok(Err(panic)) => {
                     Problem::internal(format!("panic: {}", panic_text(panic.as_ref())))
                         .into_response()
                 }
-                Err(_) => Problem::new(Code::Timeout, "The request timed out.").into_response(),
+                Err(_) => Problem::new(Code::Timeout, TOO_LONG).into_response(),
             }
         }
         Err(problem) => problem.into_response(),
@@ -115,13 +117,13 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     rate_limit.apply_to(headers);
     headers.insert(X_REQUEST_ID, request_id);
     cors.share(origin, headers);
-    outgoing::protect(headers);
-    counted.until_sent(outgoing::compress(response, takes_gzip).await)
+    responses::protect(headers);
+    counted.until_sent(responses::compress(response, takes_gzip).await)
 }
 
 /// Rejects request heads that are too large (the server's own limits are higher, so that the client
 /// gets a problem document instead of a bare 431), requests on connections that are reserved for
-/// probes, those that do not say whom they mean, and those of foreign pages where there is no
+/// probes, requests without a clear host, and requests of foreign pages where there is no
 /// authentication.
 fn check_head(app: &App, request: &Request) -> Result<(), Problem> {
     let is_reserved = request.extensions().get::<Reserved>().is_some();

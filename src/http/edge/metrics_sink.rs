@@ -20,7 +20,7 @@ pub struct MetricsSink {
 /// Gauges that are read when metrics are scraped.
 #[derive(Debug, Clone, Copy)]
 pub struct Gauges {
-    /// What waits in the store; `None` where it does not answer.
+    /// Counts of queued work in the store; `None` if it does not answer.
     pub backlog: Option<Backlog>,
     pub connections: ConnectionCounts,
     /// Runs in progress on this replica.

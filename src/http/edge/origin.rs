@@ -84,7 +84,7 @@ pub(super) fn is_of_own_page(uri: &Uri, headers: &HeaderMap, may_be_silent: bool
     origins.all(|origin| origin.to_str().is_ok_and(|origin| is_of(&hosts, origin)))
 }
 
-/// The hosts that the request names as its own.
+/// The hosts that the request names as its target.
 fn hosts<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> Vec<&'r str> {
     let named = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     uri.authority().map(Authority::as_str).into_iter().chain(named).collect()

@@ -22,8 +22,9 @@ use crate::bounds::text::{MAX_REPEATED, shortened};
 use crate::event::ValidationError;
 use crate::runtime::{AnswerError, FilesError, StartError, UploadError};
 use crate::store::{RateLimit, StoreError};
-use crate::tools::keeping::NotKept;
-use crate::tools::stored_files::ChangeError;
+use crate::tools::file_store::NotStored;
+use crate::tools::staged_bytes::TooManyStaged;
+use crate::tools::stored_files::{ChangeError, ListError};
 
 /// Stable error codes. Clients can rely on them; messages may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
@@ -224,7 +225,7 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    /// A detail that is not written in the source as it stands may repeat what was sent.
+    /// A detail that is not a literal of the source may repeat a part of the request.
     pub(crate) fn new(code: Code, detail: impl Into<Cow<'static, str>>) -> Self {
         let detail = match detail.into() {
             Cow::Owned(made) => Cow::Owned(repeatable(&made)),
@@ -249,7 +250,7 @@ impl Problem {
         Self::new(Code::Forbidden, sentence(&why.to_string()))
     }
 
-    /// Also for things of another tenant.
+    /// The refusal for something that does not exist, or belongs to another tenant.
     pub(crate) fn not_found(what: &str) -> Self {
         Self::new(Code::NotFound, format!("There is no such {what}."))
     }
@@ -285,7 +286,7 @@ impl Problem {
 
     /// The request did not arrive in time.
     pub(crate) fn body_timeout() -> Self {
-        Self::new(Code::RequestTimeout, "The body took too long to arrive.")
+        Self::new(Code::RequestTimeout, "The body arrived too slowly (server.body_timeout).")
     }
 
     /// `seconds` is the time until the next request may succeed.
@@ -337,7 +338,7 @@ impl Problem {
     }
 }
 
-/// Whether no request was refused for want of the store in the last while: one line in the log is
+/// Whether no request was recently refused because the store is unavailable: one line in the log is
 /// enough for an outage.
 fn is_first_of_outage() -> bool {
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
@@ -351,8 +352,8 @@ fn sentence(clause: &str) -> String {
     first.into_iter().chain(clause.chars().skip(1)).chain(['.']).collect()
 }
 
-/// What a refusal says of a text that may repeat what was sent: no secret, and no more of it than
-/// a refusal may repeat.
+/// A text that may repeat a part of the request, as a refusal shows it: without secrets, and no longer than
+/// a refusal may be.
 fn repeatable(text: &str) -> String {
     shortened(&redacted(text))
 }
@@ -368,7 +369,7 @@ impl IntoResponse for Problem {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if let Some(run_id) = self.run_id {
-            headers.insert(super::outgoing::X_RUN_ID, super::outgoing::run_id_header(run_id));
+            headers.insert(super::responses::X_RUN_ID, super::responses::run_id_header(run_id));
         }
         response.extensions_mut().insert(self);
         response
@@ -402,7 +403,7 @@ impl From<AnswerError> for Problem {
         match error {
             AnswerError::UnknownRun => Self::not_found("run"),
             AnswerError::UnknownCall => Self::not_found("tool call"),
-            AnswerError::NotAwaited(why) => Self::new(Code::NotAwaitingApproval, why),
+            AnswerError::NotPending(why) => Self::new(Code::NotAwaitingApproval, why),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
             AnswerError::MissingScope(_) | AnswerError::OwnApproval => Self::refused(&error),
             AnswerError::NoWorkspace(why) => std::io::Error::other(why).into(),
@@ -421,6 +422,7 @@ impl From<UploadError> for Problem {
             | UploadError::InTheWay { pointer, .. }
             | UploadError::Source { pointer, .. } => Self::at(Code::InvalidInputs, pointer, why),
             UploadError::Change(error) => error.into(),
+            UploadError::TooMany(error) => error.into(),
             UploadError::Files(error) => error.into(),
         }
     }
@@ -433,11 +435,26 @@ impl From<ChangeError> for Problem {
             ChangeError::Condition => Code::PreconditionFailed,
             ChangeError::Quota(_) => Code::PayloadTooLarge,
             ChangeError::InTheWay(..) => Code::FileConflict,
-            ChangeError::NotKept(NotKept::Orphaned) => return Self::not_found("workspace"),
-            ChangeError::NotKept(error) => return std::io::Error::other(error).into(),
+            ChangeError::NotStored(NotStored::Orphaned) => return Self::not_found("workspace"),
+            ChangeError::NotStored(error) => return std::io::Error::other(error).into(),
             ChangeError::Io(error) => return error.into(),
         };
         Self::new(code, sentence(&error.to_string()))
+    }
+}
+
+impl From<TooManyStaged> for Problem {
+    fn from(error: TooManyStaged) -> Self {
+        Self::new(Code::Overloaded, sentence(&error.to_string()))
+    }
+}
+
+impl From<ListError> for Problem {
+    fn from(error: ListError) -> Self {
+        match error {
+            ListError::TooMany => Self::new(Code::InvalidParameter, sentence(&error.to_string())),
+            ListError::Io(error) => error.into(),
+        }
     }
 }
 
@@ -451,7 +468,7 @@ impl From<FilesError> for Problem {
     }
 }
 
-/// Where a file of a workspace cannot be used.
+/// The refusal if a file of a workspace cannot be used.
 impl From<std::io::Error> for Problem {
     fn from(error: std::io::Error) -> Self {
         let detail = "The workspace is temporarily unavailable.";

@@ -41,7 +41,7 @@ use self::reserve::{Eviction, Reserve, ReservedPlace};
 use self::response_body::ResponseBody;
 use self::stall::{Socket, Streams};
 use self::timing::{ConnectionTiming, OpenRequest};
-use super::large_answers::HasPlace;
+use super::large_answers::LargeAnswer;
 
 /// HTTP/1.1 buffer for a request head or an unsent response, in bytes. Larger than the limit in
 /// [`super::layer`], which answers with a problem document; beyond this the response is a bare 431.
@@ -238,7 +238,7 @@ async fn serve_connection(
         async move {
             let mut response = answer.await?;
             if response.status() == StatusCode::NOT_MODIFIED {
-                // That of no body is not that of the content (RFC 9110, section 8.6).
+                // The length of an omitted body is not that of the content (RFC 9110, section 8.6).
                 response.headers_mut().remove(CONTENT_LENGTH);
             }
             if is_reserved {
@@ -246,7 +246,7 @@ async fn serve_connection(
             } else {
                 unread.drain_or_close(&mut response, &timing).await;
             }
-            if response.extensions().get::<HasPlace>().is_some() {
+            if response.extensions().get::<LargeAnswer>().is_some() {
                 open.set_large();
             }
             Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, open)))

@@ -23,7 +23,7 @@ use crate::store::Store;
 /// The name of the signing secret in the store.
 const SECRET: &str = "access_tokens";
 const ISSUER: &str = "toolloop";
-/// Longer than any token that is made here.
+/// Bytes of a token; longer than any that is made here.
 const MAX_BYTES: usize = 32 * 1024;
 
 /// What a token may do.
@@ -94,13 +94,13 @@ struct Claims<T> {
 pub struct TokenSigner {
     encoding: EncodingKey,
     decoding: DecodingKey,
-    /// Of the cookie that has a console's session: each store has its own, so that services on one
+    /// The name of the cookie with a console's session. Each store has its own, so that services on one
     /// host do not sign each other's people out.
     cookie: String,
 }
 
 impl TokenSigner {
-    /// That of all replicas of a store.
+    /// The signer that all replicas of a store share.
     ///
     /// # Errors
     /// The store failed, or there are no random numbers.

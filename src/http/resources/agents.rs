@@ -13,7 +13,7 @@ use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{Listing, PARTS, PartParams, by_number};
-use super::redacted;
+use super::redaction;
 use crate::agents::definition::GovernanceSection;
 use crate::agents::{Agent, Definition};
 use crate::http::document::openapi::{one_object, properties};
@@ -96,7 +96,7 @@ impl PartialSchema for AgentDetail {
     }
 }
 
-/// With the bounds written out that hold where none is written.
+/// With the default bounds filled in.
 fn shown(definition: Definition) -> Definition {
     let limits = definition.limits.shown(None);
     let budget = definition.governance.budget.clone().shown();
@@ -104,19 +104,19 @@ fn shown(definition: Definition) -> Definition {
     Definition { limits, governance, ..definition }
 }
 
-/// Without secrets. What `provider_options` has under the name of a secret is one, whatever its form;
+/// Without secrets. A value of `provider_options` under the name of a secret is one, whatever its form;
 /// in `governance`, such names are those of tools and sources.
 fn without_secrets(agent: AgentDetail) -> Result<Value, Problem> {
     let mut shown =
         serde_json::to_value(agent).map_err(|error| Problem::internal(error.to_string()))?;
     let mut kept = |field: &str| shown.get_mut(field).map(Value::take);
     let (options, governance) = (kept("provider_options"), kept("governance"));
-    let mut shown = redacted::described(shown);
+    let mut shown = redaction::described(shown);
     if let Some(options) = options {
-        shown["provider_options"] = redacted::document(options);
+        shown["provider_options"] = redaction::document(options);
     }
     if let Some(governance) = governance {
-        shown["governance"] = redacted::output(governance);
+        shown["governance"] = redaction::output(governance);
     }
     Ok(shown)
 }
@@ -137,8 +137,8 @@ impl From<&Agent> for AgentSummary {
         let definition = &agent.definition;
         Self {
             name: definition.name.clone(),
-            version: redacted::text(definition.version.clone()),
-            description: redacted::text(definition.description.clone()),
+            version: redaction::text(definition.version.clone()),
+            description: redaction::text(definition.description.clone()),
             model: definition.model.clone(),
             tools: definition.tools.clone(),
             hash: agent.hash.clone(),

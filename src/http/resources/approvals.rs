@@ -14,7 +14,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{LISTS, ListParams, Listing, MAX_PAGE, by_time, time_position};
 use super::pending_views::Pending;
-use super::redacted;
+use super::redaction;
 use super::run_views::{RunAnswer, answer_to};
 use crate::event::{InputResponse, InputResponses};
 use crate::http::document::vocabulary::ApprovalStatus as StatusWord;
@@ -23,7 +23,7 @@ use crate::http::edge::extract::{CallId, JsonObject, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::{Label, Labels, null_as_default};
-use crate::runtime::{CallPlace, Found, journals};
+use crate::runtime::{CallRef, ReviewFinding, journals};
 use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 
 /// A request of a run for an answer, and the answer if there is one.
@@ -59,7 +59,7 @@ impl From<ApprovalRecord> for Approval {
             status: row.status.as_str(),
             decided_by: row.decided_by.take(),
             decided_at: row.decided_at,
-            decision_reason: row.decision_reason.take().map(redacted::text),
+            decision_reason: row.decision_reason.take().map(redaction::text),
             asked: row.into(),
         }
     }
@@ -69,7 +69,7 @@ impl From<ApprovalRecord> for Approval {
 ///
 /// Everything that runs wait for: approvals, results of client tools, reviews and escalations.
 /// Newest first; only pending ones unless `status` is given. A page has about 4 MiB at most, or one
-/// approval, and may so have fewer than `limit`.
+/// approval, so it can have fewer than `limit`.
 #[utoipa::path(
     get, path = "/approvals", tag = "approvals", security(("bearer" = ["runs:approve"])),
     params(
@@ -95,16 +95,16 @@ pub(crate) async fn list_approvals(
     params.finish()?;
     let bytes = MAX_PAGE as u64;
     let piece = app.store.approval_piece(&caller.tenant, &filter, &page, bytes).await?;
-    let turn = journals::turn(piece.bytes).await;
+    let permit = journals::permit(piece.bytes).await;
     let (shown, has_more) = page.fitted(piece);
     let rows = app.store.approvals(&caller.tenant, &filter, &shown).await?;
     let listing = move || {
-        let _turn = turn;
+        let _permit = permit;
         let last = rows.last().filter(|_| has_more);
         let last = last.map(|row| time_position(row.at, &row.call_id.to_string()));
         Ok(Listing::until(rows.into_iter().map(Approval::from).collect(), page.list, last))
     };
-    redacted::respond(piece.bytes, listing).await
+    redaction::respond(piece.bytes, listing).await
 }
 
 /// The approval of a tool call.
@@ -122,7 +122,7 @@ pub(crate) struct ApproveRequest {
     /// Labels that the run no longer has, until it reads again what gives them.
     #[schema(value_type = Option<Vec<Label>>)]
     clears: Option<Labels>,
-    /// The `seq` of the pending call, as it was seen. If the call has been asked about anew since, the
+    /// The `seq` of the pending call, as it was seen. If the call was asked about again since, the
     /// answer is a conflict (409).
     #[schema(example = json!(null))]
     seq: Option<i64>,
@@ -135,7 +135,7 @@ pub(crate) struct DenyRequest {
     /// Sent to the model as the result of the call; at most 1000 characters.
     #[schema(max_length = 1000, example = "not on a Friday")]
     reason: Option<String>,
-    /// The `seq` of the pending call, as it was seen. If the call has been asked about anew since, the
+    /// The `seq` of the pending call, as it was seen. If the call was asked about again since, the
     /// answer is a conflict (409).
     #[schema(example = json!(null))]
     seq: Option<i64>,
@@ -155,7 +155,7 @@ fn parse_answer<T: DeserializeOwned + PartialSchema>(
     fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))
 }
 
-/// A reason that says something.
+/// A reason that is not blank.
 fn given(reason: Option<String>) -> Option<String> {
     reason.filter(|reason| !reason.trim().is_empty())
 }
@@ -177,16 +177,16 @@ fn given(reason: Option<String>) -> Option<String> {
 pub(crate) async fn approve_tool_call(
     State(app): State<App>,
     caller: Scoped<RunsApprove>,
-    CallId(place): CallId,
+    CallId(call_ref): CallId,
     params: Params,
     JsonObject(body): JsonObject,
 ) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
     let ApproveRequest { reason, arguments, clears, seq } = parse_answer(body)?;
-    let place = CallPlace { seq, ..place };
+    let call_ref = CallRef { seq, ..call_ref };
     let clears = clears.unwrap_or_default();
-    let run = app.runtime.approve(&caller, place, given(reason), arguments, clears).await?;
+    let run = app.runtime.approve(&caller, call_ref, given(reason), arguments, clears).await?;
     answer_to(&app, &caller, run).await
 }
 
@@ -206,7 +206,7 @@ pub(crate) async fn approve_tool_call(
 pub(crate) async fn deny_tool_call(
     State(app): State<App>,
     caller: Scoped<RunsApprove>,
-    CallId(place): CallId,
+    CallId(call_ref): CallId,
     params: Params,
     JsonObject(mut body): JsonObject,
 ) -> Result<Json<RunAnswer>, Problem> {
@@ -215,8 +215,8 @@ pub(crate) async fn deny_tool_call(
     // What an approval may have besides.
     body.retain(|field, value| !(["arguments", "clears"].contains(&&**field) && value.is_null()));
     let DenyRequest { reason, seq } = parse_answer(body)?;
-    let place = CallPlace { seq, ..place };
-    let run = app.runtime.deny(&caller, place, given(reason)).await?;
+    let call_ref = CallRef { seq, ..call_ref };
+    let run = app.runtime.deny(&caller, call_ref, given(reason)).await?;
     answer_to(&app, &caller, run).await
 }
 
@@ -230,7 +230,7 @@ pub(crate) struct ResolveRequest {
     /// The result of the call, if it is known; sent to the model.
     #[schema(example = "deployed as version 7")]
     result: Option<String>,
-    /// The `seq` of the pending call, as it was seen. If the call has been asked about anew since, the
+    /// The `seq` of the pending call, as it was seen. If the call was asked about again since, the
     /// answer is a conflict (409).
     #[schema(example = json!(null))]
     seq: Option<i64>,
@@ -261,17 +261,17 @@ pub(crate) enum ReviewOutcome {
 pub(crate) async fn resolve_tool_call(
     State(app): State<App>,
     caller: Scoped<RunsApprove>,
-    CallId(place): CallId,
+    CallId(call_ref): CallId,
     params: Params,
     JsonObject(body): JsonObject,
 ) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
     let ResolveRequest { outcome, result, seq } = parse_answer(body)?;
-    let place = CallPlace { seq, ..place };
+    let call_ref = CallRef { seq, ..call_ref };
     let found = match (outcome, result) {
-        (ReviewOutcome::Happened, result) => Found::Happened { result },
-        (ReviewOutcome::DidNotHappen, None) => Found::DidNotHappen,
+        (ReviewOutcome::Happened, result) => ReviewFinding::Happened { result },
+        (ReviewOutcome::DidNotHappen, None) => ReviewFinding::DidNotHappen,
         (ReviewOutcome::DidNotHappen, Some(_)) => {
             return Err(Problem::at(
                 Code::InvalidInputs,
@@ -280,7 +280,7 @@ pub(crate) async fn resolve_tool_call(
             ));
         }
     };
-    let run = app.runtime.review(&caller, place, found).await?;
+    let run = app.runtime.review(&caller, call_ref, found).await?;
     answer_to(&app, &caller, run).await
 }
 
@@ -325,7 +325,7 @@ pub(crate) struct ToolResultRequest {
 pub(crate) async fn give_tool_result(
     State(app): State<App>,
     caller: Scoped<AgentsInvoke>,
-    CallId(place): CallId,
+    CallId(call_ref): CallId,
     params: Params,
     JsonObject(body): JsonObject,
 ) -> Result<Json<RunAnswer>, Problem> {
@@ -333,14 +333,14 @@ pub(crate) async fn give_tool_result(
     let wrong = |at: &str, message: &str| Problem::at(Code::InvalidInputs, at, message);
     let run = match parse_answer(body)? {
         ToolResultRequest { content: Some(content), is_error, responses: None, .. } => {
-            app.runtime.give_result(&caller, place, content, is_error).await?
+            app.runtime.give_result(&caller, call_ref, content, is_error).await?
         }
         ToolResultRequest {
             content: None,
             is_error: false,
             responses: Some(responses),
             round: Some(round),
-        } => app.runtime.give_input(&caller, place, round, responses).await?,
+        } => app.runtime.give_input(&caller, call_ref, round, responses).await?,
         ToolResultRequest { content: None, responses: None, .. } => {
             return Err(wrong(
                 "/content",
@@ -348,13 +348,13 @@ pub(crate) async fn give_tool_result(
             ));
         }
         ToolResultRequest { content: Some(_), .. } => {
-            return Err(wrong("/content", "must be absent beside `responses`"));
+            return Err(wrong("/content", "must be absent if `responses` is given"));
         }
         ToolResultRequest { is_error: false, round: None, .. } => {
             return Err(wrong("/round", "is required with `responses`"));
         }
         ToolResultRequest { .. } => {
-            return Err(wrong("/is_error", "must be false or absent beside `responses`"));
+            return Err(wrong("/is_error", "must be false or absent if `responses` is given"));
         }
     };
     answer_to(&app, &caller, run).await

@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_position};
-use super::redacted;
+use super::redaction;
 use super::run_parts::json_or_text;
 use crate::http::document::vocabulary::{AuditAction as AuditActionWord, CallOutcome, Decision};
 use crate::http::edge::auth::{AuditRead, Scoped};
@@ -90,13 +90,13 @@ impl From<AuditRow> for AuditView {
             run_id: row.run_id,
             agent: row.agent,
             session_id: row.session_id,
-            tool: row.tool.map(redacted::text),
+            tool: row.tool.map(redaction::text),
             rule: row.rule,
             pattern: row.pattern,
             definition_hash: row.definition_hash,
             decision: row.decision,
-            reason: row.reason.map(redacted::text),
-            arguments: redacted::output(json_or_text(&row.arguments)),
+            reason: row.reason.map(redaction::text),
+            arguments: redaction::output(json_or_text(&row.arguments)),
             labels: row.labels,
             outcome: row.outcome,
             duration_ms: row.duration_ms,

@@ -43,7 +43,7 @@ pub(crate) struct StretchView {
     #[schema(example = json!([]))]
     faults: Vec<String>,
     /// Whether it was closed more than two hours after its newest record was written: the service was
-    /// down then, or the chain was made anew.
+    /// down then, or the chain was made again.
     #[schema(example = false)]
     closed_late: bool,
 }
@@ -69,7 +69,7 @@ impl From<CheckedStretch> for StretchView {
 ///
 /// Oldest first, each compared with its records: what was changed, deleted or added since it was
 /// closed is in `faults`. Records of the last hour may not be closed yet. Where the service has a key,
-/// a stretch that it did not sign is a fault, but for those that `unsigned_until` excepts.
+/// a stretch that it did not sign is a fault, except for those up to `unsigned_until`.
 #[utoipa::path(
     get, path = "/audit/stretches", tag = "audit", security(("bearer" = ["audit:read"])),
     params(

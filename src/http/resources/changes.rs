@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::journal;
 use super::page::{LISTS, ListPage, ListParams, Listing, MAX_PAGE, by_number, number_position};
-use super::redacted;
+use super::redaction;
 use super::runs::existing;
 use crate::event::{
     CallFailure, ChangeKind, Event, FileChange, RunEvent, ToolCallCompleted, ToolCallStarted,
@@ -47,7 +47,7 @@ pub(crate) struct ChangeView {
     path: String,
     /// What happened to the file or directory.
     change: ChangeKind,
-    /// Where it was before; only if it was moved.
+    /// Its earlier path, if it was moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, example = "draft.md")]
     from: Option<String>,
@@ -68,8 +68,8 @@ pub(crate) struct ChangeView {
 
 /// List a run's changes of files
 ///
-/// What the run's calls changed, in order. Of what programs changed (`shell`, script tools) the lines are not known: `added`,
-/// `removed` and `diff` are null. A page has at most 4 MiB, and may so have fewer than `limit`. Of one call 1,000 changes are listed; `changes_omitted` of its `tool_call.completed` counts the others.
+/// The changes that the run's calls made, in order. The lines that programs changed (`shell`, script tools) are unknown: `added`,
+/// `removed` and `diff` are null. A page has at most 4 MiB, so it can have fewer than `limit`. At most 1,000 changes of one call are listed; `changes_omitted` of its `tool_call.completed` counts the others.
 #[utoipa::path(
     get, path = "/runs/{id}/changes", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), ListParams),
@@ -91,7 +91,7 @@ pub(crate) async fn list_changes(
     })
     .await?;
     let bytes = changes.bytes as u64;
-    redacted::respond(bytes, move || Ok(changes.listed())).await
+    redaction::respond(bytes, move || Ok(changes.listed())).await
 }
 
 /// A call that was dispatched, perhaps more than once.
@@ -166,7 +166,7 @@ impl Changes {
         self.found.truncate(self.size);
         let last = self.found.last().map(|(place, _)| number_position(*place));
         let shown = |(_, change): (i64, ChangeView)| ChangeView {
-            diff: change.diff.map(redacted::text),
+            diff: change.diff.map(redaction::text),
             ..change
         };
         let data = self.found.into_iter().map(shown).collect();

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::redacted;
+use super::redaction;
 use super::run_parts::{Message, messages};
 use crate::agents::definition::GovernanceSection;
 use crate::run::{Budget, Limits, OnLimit, ToolChoicePolicy};
@@ -85,7 +85,7 @@ pub(crate) struct DryRunPolicy {
 }
 
 impl DryRun {
-    /// Without what the agent's definition says.
+    /// Without the parts that come from the agent's definition.
     pub(crate) fn without_definition(mut self) -> Self {
         (self.messages, self.policy.governance) = (None, None);
         self
@@ -112,8 +112,8 @@ impl From<DryRunOutcome> for DryRun {
                 .into_iter()
                 .map(|tool| DryRunTool {
                     name: tool.name,
-                    description: redacted::text(tool.description),
-                    input_schema: redacted::described(Value::clone(&tool.input_schema)),
+                    description: redaction::text(tool.description),
+                    input_schema: redaction::described(Value::clone(&tool.input_schema)),
                 })
                 .collect(),
             active_skills,
@@ -124,7 +124,7 @@ impl From<DryRunOutcome> for DryRun {
                 on_limit: policy.on_limit,
                 throw_on_tool_failure: policy.throw_on_tool_failure,
                 stop_on_tool_block: policy.stop_on_tool_block,
-                governance: Some(redacted::output(json!(governance))),
+                governance: Some(redaction::output(json!(governance))),
             },
             limits: policy.limits,
             budget: policy.budget.shown(),

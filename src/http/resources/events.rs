@@ -13,7 +13,7 @@ use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{ListPage, Listing, MAX_PAGE, PARTS, PartParams, by_number, number_position};
-use super::redacted;
+use super::redaction;
 use super::runs::existing;
 use super::stream::{self, Viewer};
 use crate::http::document::answers::{EXAMPLE_FRAME, EventStream};
@@ -81,7 +81,7 @@ impl PartialSchema for JournalEntry {
 
 /// List a run's events
 ///
-/// The run's journal, in order. A page has at most 4 MiB, or one event, and may so have fewer than
+/// The run's journal, in order. A page has at most 4 MiB, or one event, so it can have fewer than
 /// `limit`. `after` and `cursor` are mutually exclusive. With
 /// `Accept: text/event-stream`, a stream that replays the events after `Last-Event-ID` (or `after`)
 /// and continues until the run has ended.
@@ -120,7 +120,7 @@ pub(crate) async fn list_events(
         if run.status.is_terminal() && after >= run.last_seq() {
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
-        // What has not happened yet cannot have been received.
+        // An event that has not happened yet cannot have been received.
         let after = after.min(run.last_seq());
         let follower = app.runtime.follow(&caller.tenant, id, after);
         let viewer = Viewer { tenant: &caller.tenant, credential: caller.credential() };
@@ -145,15 +145,15 @@ async fn events_from(
     let Some(next) = next else {
         return Ok(Json(Listing::<JournalEntry>::whole(Vec::new())).into_response());
     };
-    let turn = journals::turn(next.bytes).await;
+    let permit = journals::permit(next.bytes).await;
     let events = app.store.readable_until(&run.tenant, run.id, after, next.until).await?;
     let listing = move || {
-        let _turn = turn;
+        let _permit = permit;
         let unwritable = |error: serde_json::Error| Problem::internal(error.to_string());
         let (mut entries, mut bytes, mut last) = (Vec::new(), 0, after);
         let is_truncated = events.len() > size;
         for event in events.into_iter().take(size) {
-            let text = redacted::event(&event).map_err(unwritable)?;
+            let text = redaction::event(&event).map_err(unwritable)?;
             bytes += text.len();
             if bytes > MAX_PAGE && !entries.is_empty() {
                 break;
@@ -164,7 +164,7 @@ async fn events_from(
         let has_more = is_truncated || last < newest.max(next.until);
         Ok(Listing::until(entries, of_list, has_more.then(|| number_position(last))))
     };
-    redacted::respond(next.bytes, listing).await
+    redaction::respond(next.bytes, listing).await
 }
 
 fn event_number(text: &str) -> Option<i64> {

@@ -33,7 +33,7 @@ use super::last_changes::{Changer, LastChanges};
 use super::page::{LISTS, Listing, by_text, text_position};
 use super::uploads::{Pace, Received, received};
 use crate::event::{Act, AuditAction};
-use crate::fairness::{CpuAccount, Turns};
+use crate::fairness::{CpuAccount, FairTask};
 use crate::http::edge::auth::{FilesRead, FilesWrite, Scoped};
 use crate::http::edge::extract::{Params, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
@@ -157,7 +157,7 @@ impl Place {
 }
 
 impl Owner {
-    /// Where a file of it is.
+    /// The place of a file of this owner.
     fn url(&self, path: &str) -> String {
         let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         let path: Vec<String> = path.split('/').map(encoded).collect();
@@ -237,13 +237,13 @@ macro_rules! files_of {
                     )),
                 (status = 206, description = "A range of it.", content((inline(Bytes) = "application/octet-stream"), (inline(Bytes) = "*/*")),
                     headers(
-                        ("etag" = String, description = "That of the whole content."),
+                        ("etag" = String, description = "The entity tag of the whole content."),
                         ("accept-ranges" = String, description = "`bytes`: a range of it can be asked for."),
                         ("content-range" = String, description = "Which bytes these are, and how many the file has: `bytes <first>-<last>/<size>`."),
                         ("last-modified" = String, description = "When the file was changed."),
                         ("content-disposition" = String, description = "Whether a browser shows or saves it, and the file's name."),
                     )),
-                (status = 304, description = "The client has it already.",
+                (status = 304, description = "The file has not changed since the client read it.",
                     headers(("etag" = String, description = "The one that it has."))),
             ),
         )]
@@ -265,7 +265,7 @@ macro_rules! files_of {
         #[utoipa::path(
             put, path = $file, tag = $tag, security(("bearer" = ["files:write"])),
             summary = concat!("Put a file of ", $what),
-            description = "The body is the content. With `If-None-Match: *` only where there is no file, with `If-Match` only where it is the one that the client knows.",
+            description = "The body is the content. `If-None-Match: *` writes only if there is no file; `If-Match` only if the file is unchanged since the client read it.",
             params(
                 ($id = $kind, Path, description = $about),
                 ("path" = String, Path, description = "The file's path in the workspace."),
@@ -294,7 +294,7 @@ macro_rules! files_of {
         #[utoipa::path(
             delete, path = $file, tag = $tag, security(("bearer" = ["files:write"])),
             summary = concat!("Delete a file of ", $what),
-            description = "With `If-Match` only where it is the one that the client knows. A directory is not deleted (409): it is there as long as it has files, which are deleted one by one. Those that are empty then go with the last one.",
+            description = "`If-Match` deletes only if the file is unchanged since the client read it. A directory is not deleted (409): delete its files one by one. Directories that become empty are deleted with their last file.",
             params(
                 ($id = $kind, Path, description = $about),
                 ("path" = String, Path, description = "The file's path in the workspace."),
@@ -420,7 +420,7 @@ async fn put(
     let status = if is_new { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
     let mut response = status.into_response();
     let headers = response.headers_mut();
-    // The tag of a larger one is not that of what was sent.
+    // The tag of a larger file does not identify the content that was sent.
     add(headers, ETAG, (size <= MAX_HASHED_FILE).then_some(etag));
     add(headers, LOCATION, is_new.then(|| owner.url(&path)));
     Ok(response)
@@ -441,7 +441,7 @@ async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Changes a file and records that. Both are done to the end, also where the client goes away.
+/// Changes a file and records that. Both are completed even if the client disconnects.
 async fn recorded<T: Send + 'static>(
     store: &Arc<Store>,
     tenant: &str,
@@ -463,7 +463,7 @@ async fn recorded<T: Send + 'static>(
         }
         Ok::<T, Problem>(changed)
     };
-    let done = tokio::spawn(Turns::new(CpuAccount::tenant(tenant), both)).await;
+    let done = tokio::spawn(FairTask::new(CpuAccount::tenant(tenant), both)).await;
     done.map_err(|panic| Problem::internal(panic.to_string()))?
 }
 

@@ -4,6 +4,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::store::{AuditFilter, Page, open};
+use crate::tools::stored_files::ListError;
 
 #[tokio::test]
 async fn a_change_is_recorded_where_its_client_goes_away() {
@@ -34,4 +35,10 @@ async fn a_change_is_recorded_where_its_client_goes_away() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("the change is not recorded");
+}
+
+#[test]
+fn a_list_of_too_many_files_asks_for_a_prefix() {
+    let problem = Problem::from(ListError::TooMany);
+    assert_eq!(problem.code(), Code::InvalidParameter);
 }

@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::redacted;
-use crate::event::{InputAsked, InputRequest};
+use super::redaction;
+use crate::event::{InputRequest, InputRequired};
 use crate::message::visible::{escaped, escaped_json};
 
 /// What a tool asks for in the middle of a call. The answer is given as `responses`.
@@ -39,8 +39,8 @@ pub(crate) struct FormView {
     display: String,
 }
 
-impl From<InputAsked> for InputView {
-    fn from(asked: InputAsked) -> Self {
+impl From<InputRequired> for InputView {
+    fn from(asked: InputRequired) -> Self {
         let form = |(name, form): (String, InputRequest)| (name, form.into());
         let requests = asked.requests.into_iter().map(form).collect();
         Self { server: asked.server, round: asked.round, requests }
@@ -49,9 +49,9 @@ impl From<InputAsked> for InputView {
 
 impl From<InputRequest> for FormView {
     fn from(asked: InputRequest) -> Self {
-        let requested_schema = redacted::document(asked.requested_schema);
+        let requested_schema = redaction::document(asked.requested_schema);
         Self {
-            message: redacted::text(escaped(&asked.message).into_owned()),
+            message: redaction::text(escaped(&asked.message).into_owned()),
             display: escaped_json(&format!("{requested_schema:#}")).into_owned(),
             requested_schema,
         }

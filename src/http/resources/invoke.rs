@@ -17,20 +17,20 @@ use tokio::time::Instant;
 use super::dry_run::DryRun;
 use super::invocation::{CallToolRequest, Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::invocation_headers::{InvocationHeaders, Streaming};
-use super::redacted;
+use super::redaction;
 use super::run_views::{Run, detail};
 use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
 use super::uploads::InvocationBody;
-use crate::fairness::{CpuAccount, Turns};
+use crate::fairness::{CpuAccount, FairTask};
 use crate::http::document::answers::{Answers, Streamed};
 use crate::http::edge::auth::{
     AgentsRead, FilesRead, FilesWrite, Scope as _, credential_ended, credential_lost, forbidden,
 };
 use crate::http::edge::extract::{JsonObject, Name, Params};
-use crate::http::edge::outgoing::{X_RUN_ID, run_id_header};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::edge::rate_limit::AdmittedCaller;
+use crate::http::edge::responses::{X_RUN_ID, run_id_header};
 use crate::http::state::App;
 use crate::run::{Caller, RunKind, RunStatus};
 use crate::runtime::{Accepted, Mode, StartRequest, Started, Upload, Uploads, WaitError};
@@ -183,10 +183,10 @@ async fn dry_run(app: &App, caller: &Caller, request: StartRequest) -> Result<Re
         let dry_run = DryRun::from(outcome);
         if may_read { dry_run } else { dry_run.without_definition() }
     };
-    redacted::respond_in_turn(bytes, answer).await
+    redaction::respond_in_turn(bytes, answer).await
 }
 
-/// The request to the runtime, to be answered at once.
+/// The request to the runtime for an immediate answer.
 fn request(
     caller: &AdmittedCaller,
     agent: String,
@@ -312,7 +312,7 @@ async fn start(
         });
         let _ = sender.send(started); // if the client has left, this drops and so cancels the run
     };
-    tokio::spawn(Turns::new(payer, start));
+    tokio::spawn(FairTask::new(payer, start));
     let started = receiver.await.map_err(|_| Problem::internal("the start of a run panicked"))?;
     started.map_err(Problem::from)
 }

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::redacted;
+use super::redaction;
 use crate::http::edge::auth::{AgentsRead, Scoped};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::{Label, null_as_default};
-use crate::runtime::{Decided, Decision, NotJudged, PolicyCase};
+use crate::runtime::{CaseDecision, Decision, NotJudged, PolicyCase};
 
 /// A call that is to be judged.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -30,7 +30,7 @@ pub(crate) struct CallToJudge {
     /// What the run would have read.
     #[serde(default, deserialize_with = "null_as_default")]
     labels: Vec<Label>,
-    /// Files that are in the workspace already, with nothing in them; at most 100, each of at most 256
+    /// Empty files that the workspace contains; at most 100, each of at most 256
     /// bytes and 16 names.
     #[serde(default, deserialize_with = "null_as_default")]
     #[schema(max_items = 100)]
@@ -61,10 +61,10 @@ pub(crate) struct JudgedCall {
 
 /// Judge a tool call
 ///
-/// What the agent's gate would decide on a call by this caller, and what the call would do. Nothing is
+/// Answers what the agent's gate would decide on a call by this caller, and what the call would do. Nothing is
 /// executed: the tool only says what it would do, in a workspace with empty files (`files`) or none.
-/// Budgets and rate limits count nothing, and agents to which the agent could delegate are not there.
-/// A call that does not come before the gate, e.g. with invalid arguments, is refused with the reason.
+/// Budgets and rate limits do not count the call. Tools that delegate to other agents are not available here.
+/// A call that does not reach the gate, e.g. with invalid arguments, is refused with the reason.
 #[utoipa::path(
     post, path = "/agents/{name}/policy/judge", tag = "agents", security(("bearer" = ["agents:read"])),
     params(("name" = String, Path, description = "The agent's name.")),
@@ -102,18 +102,18 @@ pub(crate) async fn judge_call(
         rule: None,
     };
     let judged = app.runtime.judge_call(&agent, &case).await;
-    let Decided { decision, rule, reason, actions } = judged.map_err(|refused| {
+    let CaseDecision { decision, rule, reason, actions } = judged.map_err(|refused| {
         let (pointer, why) = match refused {
             NotJudged::Tool(why) => ("/tool".to_owned(), why),
             NotJudged::File(at, why) => (format!("/files/{at}"), why),
             NotJudged::Call(why) => ("/arguments".to_owned(), why),
         };
-        Problem::at(Code::InvalidInputs, pointer, redacted::text(why))
+        Problem::at(Code::InvalidInputs, pointer, redaction::text(why))
     })?;
     Ok(Json(JudgedCall {
         decision,
         rule,
-        reason: reason.map(redacted::text),
-        actions: redacted::document(json!(actions)),
+        reason: reason.map(redaction::text),
+        actions: redaction::document(json!(actions)),
     }))
 }

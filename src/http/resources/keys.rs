@@ -14,7 +14,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{LISTS, ListParams, Listing, by_time_and, time_position};
-use super::redacted;
+use super::redaction;
 use crate::clock;
 use crate::event::ValidationError;
 use crate::http::edge::auth::{KeysAdmin, Scoped, forbidden, refused_key};
@@ -134,7 +134,7 @@ impl From<ApiKeyRecord> for KeyView {
     fn from(key: ApiKeyRecord) -> Self {
         Self {
             id: key.id,
-            name: redacted::text(key.name),
+            name: redaction::text(key.name),
             tenant: key.tenant,
             scopes: key.scopes,
             created_at: key.created_at,
@@ -262,7 +262,7 @@ fn is_tool(scope: &str) -> bool {
     scope.starts_with("tools:") && !keys::SCOPES.contains(&scope)
 }
 
-/// What to say of scopes that permit no tool of the service.
+/// The warning about scopes that permit no tool of the service.
 fn idle_scopes(app: &App, scopes: &[String]) -> Vec<String> {
     let agents = app.catalogue.agents();
     let delegations = agents.iter().flat_map(|agent| &agent.definition.tools);

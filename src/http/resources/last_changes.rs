@@ -27,7 +27,7 @@ const JOURNALS: usize = 20;
 /// Audit records of uploads that are searched.
 const UPLOADS: u32 = 1000;
 
-/// How far apart the clocks of the file system and of the database may be. A file system rounds its
+/// The greatest difference between the clocks of the file system and the database. A file system rounds its
 /// times.
 const SKEW: TimeDelta = TimeDelta::seconds(1);
 
@@ -44,7 +44,7 @@ pub(super) struct Changer {
 pub(super) struct LastChanges(HashMap<String, (SystemTime, Changer)>);
 
 impl LastChanges {
-    /// Of files of a workspace; nothing is read where there are none.
+    /// The last changes of files of a workspace; nothing is read if there are none.
     pub(super) async fn of(
         app: &App,
         tenant: &str,

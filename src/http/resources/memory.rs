@@ -1,5 +1,5 @@
-//! Memory: what agents keep of their runs for later ones. It is shown and forgotten here; keeping it
-//! and recalling it is the agents' (`memory:` in a definition).
+//! Memory: what agents keep of their runs for later ones. It is listed and deleted here; storing it
+//! and recalling it is configured by agents (`memory:` in a definition).
 
 use axum::Json;
 use axum::extract::State;
@@ -31,7 +31,7 @@ pub(crate) struct ObservationView {
     /// The session of the run; null without one.
     #[schema(example = json!(null))]
     session_id: Option<String>,
-    /// The run that it is of.
+    /// The run that it belongs to.
     run_id: Uuid,
     /// When it happened.
     at: DateTime<Utc>,
@@ -102,7 +102,7 @@ pub(crate) async fn list_memory(
 #[utoipa::path(
     delete, path = "/memory/{id}", tag = "memory", security(("bearer" = ["memory:write"])),
     params(("id" = String, Path, description = "The observation's id.")),
-    responses((status = 200, description = "It is forgotten.", body = Forgotten)),
+    responses((status = 200, description = "The observation is deleted.", body = Forgotten)),
 )]
 pub(crate) async fn forget_observation(
     State(app): State<App>,
@@ -111,23 +111,23 @@ pub(crate) async fn forget_observation(
     params: Params,
 ) -> Result<Json<Forgotten>, Problem> {
     params.finish()?;
-    let id = ObservationId::parse(&id).ok_or_else(|| Problem::not_found("piece of memory"))?;
+    let id = ObservationId::parse(&id).ok_or_else(|| Problem::not_found("observation"))?;
     match app.store.forget(&caller, id).await? {
-        0 => Err(Problem::not_found("piece of memory")),
+        0 => Err(Problem::not_found("observation")),
         deleted => Ok(Json(Forgotten { deleted })),
     }
 }
 
 /// Forget an agent's memory
 ///
-/// All that the agent's runs have left so far, or those of one session.
+/// Deletes all observations of the agent's runs so far, or those of one session.
 #[utoipa::path(
     delete, path = "/memory", tag = "memory", security(("bearer" = ["memory:write"])),
     params(
         ("agent" = String, Query, description = "The agent whose memory is forgotten."),
-        ("session_id" = Option<String>, Query, description = "Only what was kept of this session's runs."),
+        ("session_id" = Option<String>, Query, description = "Only observations of this session's runs."),
     ),
-    responses((status = 200, description = "It is forgotten.", body = Forgotten)),
+    responses((status = 200, description = "The observations are deleted.", body = Forgotten)),
 )]
 pub(crate) async fn forget_memory(
     State(app): State<App>,

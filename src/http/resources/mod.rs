@@ -24,7 +24,7 @@ pub(super) mod memory;
 pub(super) mod page;
 mod pending_views;
 pub(super) mod policy;
-pub(super) mod redacted;
+pub(super) mod redaction;
 pub(super) mod run_parts;
 pub(super) mod run_views;
 pub(super) mod runs;

@@ -70,7 +70,7 @@ impl<T> Listing<T> {
         Self::until(rows.into_iter().map(view).collect(), page.list, last)
     }
 
-    /// A page of a list that is wholly in memory.
+    /// A page of a list that is completely in memory.
     pub(crate) fn of_all(all: Vec<T>, page: &ListPage<i64>) -> Self {
         let start = page.after.unwrap_or(0);
         let rows: Vec<T> = all.into_iter().skip(offset(start)).take(page.limit as usize).collect();
@@ -82,7 +82,7 @@ impl<T> Listing<T> {
         Listing { data: self.data.into_iter().map(view).collect(), next_cursor: self.next_cursor }
     }
 
-    /// A page of a list of large items that is wholly in memory: it has at most so many bytes, or one item.
+    /// A page of a list of large items that is completely in memory: it has at most this many bytes, or one item.
     pub(crate) fn of_large(
         all: Vec<T>,
         page: &ListPage<i64>,
@@ -96,7 +96,7 @@ impl<T> Listing<T> {
     }
 }
 
-/// How many of the first items of these sizes have at most so many bytes together: one at least.
+/// How many of the first items of these sizes fit into this many bytes: at least one.
 pub(super) fn fitting(sizes: impl Iterator<Item = usize>, most_bytes: usize) -> usize {
     let mut bytes = 0;
     let fits = |(index, size): &(usize, usize)| {
@@ -137,7 +137,7 @@ pub(crate) fn text_position(text: &str) -> Position {
     Position(format!("s{text}"))
 }
 
-/// A page that is asked for, and the list that it is of.
+/// A requested page, and its list.
 #[derive(Debug, Clone)]
 pub(crate) struct ListPage<C> {
     pub(super) page: Page<C>,
@@ -153,7 +153,7 @@ impl<C> Deref for ListPage<C> {
 }
 
 impl<C: Clone> ListPage<C> {
-    /// The same with at most so many items.
+    /// The same with at most this many items.
     pub(super) fn of_size(&self, size: u32) -> Self {
         let limit = self.page.limit.min(size.saturating_add(1));
         Self { page: Page { limit, after: self.page.after.clone() }, list: self.list }

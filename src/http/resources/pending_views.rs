@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::input_views::InputView;
-use super::redacted;
+use super::redaction;
 use crate::event::WaitKind;
 use crate::http::document::vocabulary::PendingKind;
 use crate::message::visible::{escaped, escaped_json};
@@ -25,13 +25,13 @@ const MAX_INDENTED: usize = 16 << 10;
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = PendingCall, example = json!({"arguments": {"operation": "write", "path": "notes.md"}}))]
 pub(crate) struct Pending {
-    /// The run that waits, where the answer is given: the parked run itself, or a run that it
+    /// The run to which the answer is given: the parked run itself, or a run that it
     /// delegated to.
     run_id: Uuid,
     /// The tool call's id; for an escalation, the escalation's own id.
     call_id: Uuid,
-    /// The number of the event of that run that asks. It is another one where the call is asked about
-    /// anew, and an approval, a denial and a review can say which one they are for.
+    /// The number of the event of that run that asks. It changes when the call is asked about again, so
+    /// an approval, a denial and a review can say which request they answer.
     #[schema(minimum = 1, example = 7)]
     seq: i64,
     /// What kind of answer the run waits for.
@@ -55,13 +55,13 @@ pub(crate) struct Pending {
     reason: String,
     /// When the run stops waiting without an answer; null if it waits indefinitely.
     expires_at: Option<DateTime<Utc>>,
-    /// What the tool asks for, if it is no tool of the caller; null otherwise.
+    /// The input that the tool asks for, if it is not a tool of the caller; null otherwise.
     #[schema(value_type = Option<InputView>, example = json!(null))]
     input: Option<Box<InputView>>,
 }
 
 impl Pending {
-    /// As a row of a list has it.
+    /// The form for a list.
     pub(super) fn shorten(&mut self) {
         if self.display.len() as u64 > MAX_LISTED {
             self.arguments = Value::Null;
@@ -70,7 +70,7 @@ impl Pending {
     }
 }
 
-/// Arguments for people: indented, where that does not make them much longer. Empty where they were
+/// Arguments for people: indented, unless that makes them much longer. Empty if they were
 /// left out.
 fn displayed(arguments: &Value) -> String {
     if arguments.is_null() {
@@ -85,7 +85,7 @@ fn displayed(arguments: &Value) -> String {
     escaped_json(&text).into_owned()
 }
 
-/// A text that takes no more than so many bytes.
+/// A text of at most this many bytes.
 struct Bounded {
     text: String,
     most: usize,
@@ -104,7 +104,7 @@ impl fmt::Write for Bounded {
 impl From<ApprovalRecord> for Pending {
     fn from(mut asked: ApprovalRecord) -> Self {
         if asked.kind != WaitKind::Client || asked.input.is_some() {
-            asked.arguments = redacted::document(asked.arguments);
+            asked.arguments = redaction::document(asked.arguments);
         }
         Self {
             run_id: asked.run_id,
@@ -114,7 +114,7 @@ impl From<ApprovalRecord> for Pending {
             tool: asked.tool,
             display: displayed(&asked.arguments),
             arguments: asked.arguments,
-            reason: redacted::text(escaped(&asked.reason).into_owned()),
+            reason: redaction::text(escaped(&asked.reason).into_owned()),
             expires_at: asked.expires_at,
             input: asked.input.map(|asked| Box::new(asked.into())),
         }

@@ -1,6 +1,7 @@
 //! Replay of an agent's policy over its recorded tool calls.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -13,6 +14,7 @@ use uuid::Uuid;
 
 use crate::agents::Agent;
 use crate::bounds::json;
+use crate::bounds::memory::{TenantPermit, TenantSemaphore};
 use crate::event::ValidationError;
 use crate::fairness;
 use crate::http::edge::auth::{AgentsRead, Scoped, forbidden};
@@ -20,7 +22,7 @@ use crate::http::edge::cursor::{Filters, ListId};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields, optional_time};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::resources::page::{run_position, time_position};
-use crate::http::resources::redacted;
+use crate::http::resources::redaction;
 use crate::http::state::App;
 use crate::runtime::{self, Change, Replay, ReplayError, ReplayQuery};
 
@@ -34,8 +36,10 @@ const MAX_DEFINITION: usize = 64 * 1024;
 const MAX_ENTRIES: usize = 1000;
 /// Definitions that are read at the same time; the largest takes a good part of a second.
 static READING: Semaphore = Semaphore::const_new(1);
-/// Definitions of requests that judge at the same time.
-static JUDGING: Semaphore = Semaphore::const_new(4);
+/// Replays at the same time, one of each tenant.
+static REPLAYS: LazyLock<TenantSemaphore> = LazyLock::new(|| TenantSemaphore::with_share(4, 1));
+/// How long a replay waits for the others.
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
 /// Which calls are judged again, and by what.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -108,7 +112,7 @@ pub(crate) struct PolicyReplay {
     waiting_hours: f64,
     /// The first changes, at most 100.
     examples: Vec<PolicyChange>,
-    /// Whether there are more runs than `limit`.
+    /// Whether there are more runs than were looked at: than `limit`, or than fit into 20 s.
     has_more: bool,
     /// The `cursor` for them; null where there are none.
     #[schema(example = json!(null))]
@@ -142,7 +146,7 @@ pub(crate) struct PolicyChange {
     /// Its tool.
     #[schema(example = "file_ops")]
     tool: String,
-    /// The decision then.
+    /// The recorded decision.
     #[schema(example = "allowed")]
     was: String,
     /// The decision by the definition.
@@ -151,14 +155,14 @@ pub(crate) struct PolicyChange {
     /// The rule that decides; `none` where none objects.
     #[schema(example = "path")]
     rule: &'static str,
-    /// Its reason; null where no rule objects.
+    /// The reason for it; null if no rule objects.
     reason: Option<String>,
 }
 
 impl From<Change> for PolicyChange {
     fn from(change: Change) -> Self {
         let Change { run_id, call_id, tool, was, would_be, rule, reason } = change;
-        let (tool, reason) = (redacted::text(tool), reason.map(redacted::text));
+        let (tool, reason) = (redaction::text(tool), reason.map(redaction::text));
         Self { run_id, call_id, tool, was, would_be, rule, reason }
     }
 }
@@ -188,7 +192,8 @@ impl PolicyReplay {
 ///
 /// Judges the recorded tool calls of an agent's runs by its current definition, or by another one:
 /// which calls would newly be blocked, need an approval or be allowed. Nothing is executed. One request
-/// looks at the newest 10,000 runs unless `limit` says otherwise; `next_cursor` leads to the others.
+/// looks at the newest 10,000 runs unless `limit` says otherwise, and ends after 20 s with those that it has
+/// judged; `next_cursor` leads to the others. A tenant has one replay in progress; others wait.
 #[utoipa::path(
     post, path = "/agents/{name}/policy/replay", tag = "agents",
     security(("bearer" = ["agents:read", "runs:read"])),
@@ -210,16 +215,21 @@ pub(crate) async fn replay_policy(
     let list = filters_of(&name, &body).of(&caller.tenant);
     let request: PolicyReplayRequest =
         fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
-    let _turn = match request.definition {
-        None => None,
-        Some(_) => Some(JUDGING.acquire().await.map_err(|e| Problem::internal(e.to_string()))?),
-    };
+    let turn = permit(&caller.tenant).await?;
     let query = query(&app, &name, request, list).await?;
-    let replay = app.runtime.policy_replay().judge(&caller.tenant, &query).await;
+    let replay = app.runtime.policy_replay(turn).judge(&caller.tenant, &query).await;
     replay.map(|replay| Json(PolicyReplay::of(replay, list))).map_err(|error| match error {
         ReplayError::Policy(error) => wrong("/definition", error.to_string()),
         ReplayError::Definition(message) => wrong("/definition", message),
         ReplayError::Store(error) => error.into(),
+    })
+}
+
+/// Waits for the tenant's other replays.
+async fn permit(tenant: &str) -> Result<TenantPermit<'static>, Problem> {
+    let permit = tokio::time::timeout(MAX_WAIT, REPLAYS.acquire(tenant)).await.ok().flatten();
+    permit.ok_or_else(|| {
+        Problem::new(Code::Overloaded, "Other policy replays are in progress; retry later.")
     })
 }
 
@@ -287,6 +297,8 @@ fn wrong(pointer: &str, message: String) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     #[test]
@@ -304,6 +316,15 @@ mod tests {
         let answered = serde_json::to_value(PolicyChange::from(change)).unwrap();
         assert_eq!(answered["tool"], "x [redacted]");
         assert_eq!(answered["reason"], "\"out/[redacted].txt\" matches no entry");
+    }
+
+    #[tokio::test]
+    async fn a_tenant_has_one_replay_in_progress() {
+        let waits = |tenant: &'static str| permit(tenant).now_or_never().is_none();
+        let first = permit("replaying").await.unwrap();
+        assert!(waits("replaying") && !waits("another"));
+        drop(first);
+        assert!(!waits("replaying"));
     }
 
     #[test]

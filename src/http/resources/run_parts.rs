@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::consumption_views::UsageView;
 use super::journal;
 use super::page::{Listing, MAX_PAGE, PARTS, PartParams, by_number, fitting, number_position};
-use super::redacted;
+use super::redaction;
 use super::runs::existing;
 use crate::bounds::json;
 use crate::event::{CompactionCause, ContextCompacted, Reconciled, RunEvent};
@@ -64,7 +64,7 @@ pub(crate) struct Iteration {
     /// Whether the model was called before and its response was lost in a crash; `usage` includes that call, estimated
     /// to be as much.
     repeated: bool,
-    /// When the model was called.
+    /// When the iteration began.
     started_at: DateTime<Utc>,
     /// Compactions of the conversation in this iteration.
     compactions: Vec<Compaction>,
@@ -106,6 +106,7 @@ impl From<&ContextCompacted> for Compaction {
 /// The events of an iteration that its stored row does not have.
 #[derive(Default)]
 struct IterationEvents {
+    started_at: Option<DateTime<Utc>>,
     compactions: Vec<Compaction>,
     children: Vec<Uuid>,
 }
@@ -120,6 +121,7 @@ async fn iteration_events(
     journal::read(app, &run.tenant, run.id, |event| {
         if let RunEvent::IterationStarted { attempt, iteration, .. } = &event.what {
             place = (*attempt, *iteration);
+            all.entry(place).or_default().started_at.get_or_insert(event.at);
         }
         if let RunEvent::ContextCompacted(compacted) = &event.what {
             all.entry(place).or_default().compactions.push(compacted.into());
@@ -206,7 +208,7 @@ pub(crate) struct ToolCallView {
     result: Option<String>,
     /// The run that the call of another agent started; null until it has ended, and for other calls.
     child_run_id: Option<Uuid>,
-    /// What the tool answered that was asked after a crash what had become of the call; null where it
+    /// Whether the call took effect, as its tool answered after a crash; null if the tool
     /// was not asked or did not know.
     #[schema(value_type = Option<Reconciled>)]
     reconciled: Option<Reconciled>,
@@ -218,7 +220,7 @@ pub(crate) struct ToolCallView {
     started_at: Option<DateTime<Utc>>,
     /// When the result was available.
     finished_at: Option<DateTime<Utc>>,
-    /// Duration of the execution in milliseconds.
+    /// Duration of the execution in milliseconds; null if it is unknown.
     #[schema(example = 2)]
     duration_ms: Option<u64>,
 }
@@ -231,14 +233,14 @@ impl From<ToolCallRecord> for ToolCallView {
             attempt: row.attempt,
             iteration: row.iteration,
             ordinal: row.ordinal,
-            tool: redacted::text(row.tool),
-            arguments: redacted::document(row.arguments),
+            tool: redaction::text(row.tool),
+            arguments: redaction::document(row.arguments),
             edited: row.edited,
             effect: row.effect,
             decision: row.decision,
-            reason: row.reason.map(redacted::text),
+            reason: row.reason.map(redaction::text),
             state: row.state,
-            result: row.result.map(redacted::text),
+            result: row.result.map(redaction::text),
             child_run_id: row.child_run_id,
             reconciled: row.reconciled,
             is_error: row.is_error,
@@ -324,7 +326,7 @@ pub(crate) fn messages(conversation: &Conversation) -> Vec<Message> {
 fn message(role: Role, content: &str) -> Message {
     Message {
         role,
-        content: redacted::text(content.to_owned()),
+        content: redaction::text(content.to_owned()),
         tool_calls: Vec::new(),
         tool_call_id: None,
         name: None,
@@ -368,15 +370,15 @@ pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
 fn exchange(said: &AssistantMessage, results: &[ToolResult]) -> Vec<Message> {
     let tool_calls = said.tool_calls.iter().map(|call| MessageCall {
         id: call.id,
-        name: redacted::text(call.name.clone()),
-        arguments: redacted::document(json_or_text(&call.arguments)),
+        name: redaction::text(call.name.clone()),
+        arguments: redaction::document(json_or_text(&call.arguments)),
     });
     let said_so =
         Message { tool_calls: tool_calls.collect(), ..message(Role::Assistant, &said.text) };
     let name = |id: Uuid| said.tool_calls.iter().find(|call| call.id == id);
     let answers = results.iter().map(|result| Message {
         tool_call_id: Some(result.call_id),
-        name: name(result.call_id).map(|call| redacted::text(call.name.clone())),
+        name: name(result.call_id).map(|call| redaction::text(call.name.clone())),
         ..message(Role::Tool, &result.content)
     });
     std::iter::once(said_so).chain(answers).collect()
@@ -389,7 +391,7 @@ pub(crate) fn json_or_text(text: &str) -> Value {
 
 /// List a run's model responses
 ///
-/// A page has at most 4 MiB, and may so have fewer responses than `limit`.
+/// A page has at most 4 MiB, so it can have fewer responses than `limit`.
 #[utoipa::path(
     get, path = "/runs/{id}/iterations", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), PartParams),
@@ -407,9 +409,10 @@ pub(crate) async fn list_iterations(
     let rows = app.store.iterations(&caller.tenant, id, &page).await?;
     let mut events = iteration_events(&app, &run).await?;
     let iteration = |row: IterationRecord| {
-        let IterationEvents { compactions, children } =
+        let IterationEvents { started_at, compactions, children } =
             events.remove(&(row.attempt, row.number)).unwrap_or_default();
-        Iteration { compactions, children, ..Iteration::from(row) }
+        let started_at = started_at.unwrap_or(row.started_at);
+        Iteration { started_at, compactions, children, ..Iteration::from(row) }
     };
     let size = page.limit as usize - 1;
     let has_more = rows.len() > size;
@@ -423,7 +426,7 @@ pub(crate) async fn list_iterations(
 
 /// List a run's tool calls
 ///
-/// A page has at most 4 MiB of arguments and results, or one call, and may so have fewer than `limit`.
+/// A page has at most 4 MiB of arguments and results, or one call, so it can have fewer than `limit`.
 #[utoipa::path(
     get, path = "/runs/{id}/tool-calls", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run's id."), PartParams),
@@ -440,22 +443,22 @@ pub(crate) async fn list_tool_calls(
     existing(&app, &caller.tenant, id).await?;
     let bytes = MAX_PAGE as u64;
     let piece = app.store.tool_call_piece(&caller.tenant, id, &page, bytes).await?;
-    let turn = journals::turn(piece.bytes).await;
+    let permit = journals::permit(piece.bytes).await;
     let (shown, has_more) = page.fitted(piece);
     let rows = app.store.tool_calls(&caller.tenant, id, &shown).await?;
     let listing = move || {
-        let _turn = turn;
+        let _permit = permit;
         let next = shown.after.unwrap_or(0) + i64::from(shown.limit);
         let next = has_more.then(|| number_position(next));
         Ok(Listing::until(rows.into_iter().map(ToolCallView::from).collect(), page.list, next))
     };
-    redacted::respond(piece.bytes, listing).await
+    redaction::respond(piece.bytes, listing).await
 }
 
 /// List a run's messages
 ///
 /// The whole conversation. Messages that the model no longer gets are marked as `compacted`; a
-/// response whose calls are pending comes last. A page has at most 4 MiB, or one message, and may so
+/// response whose calls are pending comes last. A page has at most 4 MiB, or one message, so it can
 /// have fewer than `limit`.
 #[utoipa::path(
     get, path = "/runs/{id}/messages", tag = "runs", security(("bearer" = ["runs:read"])),
@@ -477,7 +480,7 @@ pub(crate) async fn list_messages(
         let all = all_messages(&run_transcript);
         Ok(Listing::of_large(all, &page, MAX_PAGE, Message::size))
     };
-    redacted::respond(u64::MAX, listing).await
+    redaction::respond(u64::MAX, listing).await
 }
 
 #[cfg(test)]

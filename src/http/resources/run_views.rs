@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::consumption_views::{BudgetView, TreeUsed, UsageView};
 use super::pending_views::{MAX_LISTED, Pending};
-use super::redacted;
+use super::redaction;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
 use crate::http::document::vocabulary::{RunInputs, RunMetadata};
@@ -25,7 +25,7 @@ use crate::http::state::Shared;
 use crate::run::{
     Budget, Label, Limits, Overrides, RunError, RunKind, RunStatus, TerminationReason,
 };
-use crate::runtime::{KnownRequests, Outstanding, journals};
+use crate::runtime::{KnownRequests, OutstandingRequests, journals};
 use crate::store::{ApprovalFilter, ApprovalStatus, Page, RunRecord, Store, StoreError};
 
 /// The outcome of a run, as an invocation answers it.
@@ -89,7 +89,7 @@ pub(crate) struct Run {
 }
 
 impl RunSummary {
-    /// As it stands in a list, without arguments that are large.
+    /// The form for a list, without large arguments.
     pub(crate) fn listed(mut self) -> Self {
         self.pending.iter_mut().for_each(Pending::shorten);
         self
@@ -167,7 +167,7 @@ pub(crate) struct RunSummary {
     /// The priority given in the request.
     #[schema(minimum = -100, maximum = 100)]
     priority: i64,
-    /// The time before which the queued run is not taken, from the request; null as soon as that has come.
+    /// The time before which the queued run is not taken, from the request; null once that time has passed.
     available_at: Option<DateTime<Utc>>,
     /// When the run was accepted.
     created_at: DateTime<Utc>,
@@ -225,7 +225,7 @@ pub(crate) struct RunState {
 }
 
 impl Run {
-    /// The outcome of a stored run, with what its descendants took.
+    /// The outcome of a stored run, with the consumption of its descendants.
     pub(crate) async fn of(store: &Store, record: RunRecord) -> Result<Self, StoreError> {
         let tree_usage = tree_usage(store, &record).await?;
         let callback_errors = callback_errors(store, &record).await?;
@@ -242,8 +242,8 @@ impl From<RunRecord> for Run {
             agent: record.agent,
             status: record.status,
             termination_reason: record.termination_reason,
-            output: record.output.map(redacted::output),
-            raw_response: record.raw_response.map(redacted::text),
+            output: record.output.map(redaction::output),
+            raw_response: record.raw_response.map(redaction::text),
             model: record.model,
             tokens_used: record.usage.total_tokens(),
             usage: (&record.usage).into(),
@@ -255,7 +255,7 @@ impl From<RunRecord> for Run {
             latency_ms: record.latency_ms,
             partial: record.partial,
             error: record.error.map(error),
-            warnings: record.warnings.into_iter().map(redacted::text).collect(),
+            warnings: record.warnings.into_iter().map(redaction::text).collect(),
             callback_errors: Vec::new(),
         }
     }
@@ -264,10 +264,10 @@ impl From<RunRecord> for Run {
 /// An error without secrets.
 fn error(error: RunError) -> RunError {
     let RunError { code, message, context } = error;
-    RunError { code, message: redacted::text(message), context: redacted::document(context) }
+    RunError { code, message: redaction::text(message), context: redaction::document(context) }
 }
 
-/// What a run and its descendants took; `None` for one that delegated nothing.
+/// The consumption of a run and its descendants; `None` if it delegated nothing.
 async fn tree_usage(store: &Store, record: &RunRecord) -> Result<Option<UsageView>, StoreError> {
     if !record.has_delegated() {
         return Ok(None);
@@ -294,12 +294,12 @@ async fn callback_errors(
 
 /// One run in full.
 pub(crate) async fn detail(app: &Shared, record: RunRecord) -> Result<RunDetail, Problem> {
-    let _turn = turn_of(app, &record).await?;
+    let _permit = permit_of(app, &record).await?;
     RunViews::new(app).detail(record).await
 }
 
-/// The turn of the arguments that a run waits with.
-async fn turn_of(app: &Shared, record: &RunRecord) -> Result<Option<journals::Turn>, Problem> {
+/// The memory permit for the arguments of a run's pending requests.
+async fn permit_of(app: &Shared, record: &RunRecord) -> Result<Option<journals::Permit>, Problem> {
     if !record.status.is_parked() {
         return Ok(None);
     }
@@ -310,10 +310,10 @@ async fn turn_of(app: &Shared, record: &RunRecord) -> Result<Option<journals::Tu
     };
     let all = Page { limit: MAX_CALLS, after: None };
     let piece = app.store.approval_piece(&record.tenant, &filter, &all, u64::MAX).await?;
-    Ok(journals::turn(piece.bytes).await)
+    Ok(journals::permit(piece.bytes).await)
 }
 
-/// What this caller may see of a run after a command on it.
+/// The view of a run that this caller gets after a command on it.
 pub(crate) async fn answer_to<S>(
     app: &Shared,
     caller: &Scoped<S>,
@@ -351,15 +351,15 @@ impl<'a> RunViews<'a> {
         tenant: &str,
         runs: &[RunRecord],
     ) -> Result<(), Problem> {
-        self.asked = Some(self.app.runtime.asked_by(tenant, runs, MAX_LISTED).await?);
+        self.asked = Some(self.app.runtime.pending_requests_of(tenant, runs, MAX_LISTED).await?);
         Ok(())
     }
 
     pub(crate) async fn detail(&mut self, mut record: RunRecord) -> Result<RunDetail, Problem> {
-        let output = record.output.take().map(redacted::output);
-        let raw_response = record.raw_response.take().map(redacted::text);
-        let inputs = redacted::document(record.inputs.take());
-        let overrides = redacted::document(record.overrides.clone());
+        let output = record.output.take().map(redaction::output);
+        let raw_response = record.raw_response.take().map(redaction::text);
+        let inputs = redaction::document(record.inputs.take());
+        let overrides = redaction::document(record.overrides.clone());
         let summary = self.summary(record).await?;
         Ok(RunDetail { summary, inputs, overrides, output, raw_response })
     }
@@ -374,7 +374,7 @@ impl<'a> RunViews<'a> {
         };
         let callback_errors = callback_errors(&self.app.store, &record).await?;
         let runtime = &self.app.runtime;
-        let Outstanding { status, pending } = match &mut self.asked {
+        let OutstandingRequests { status, pending } = match &mut self.asked {
             Some(asked) => runtime.outstanding_with(&record, asked).await?,
             None => runtime.outstanding(&record).await?,
         };
@@ -400,9 +400,9 @@ impl<'a> RunViews<'a> {
             partial: record.partial,
             error: record.error.map(error),
             labels: record.labels,
-            warnings: record.warnings.into_iter().map(redacted::text).collect(),
+            warnings: record.warnings.into_iter().map(redaction::text).collect(),
             callback_errors,
-            metadata: redacted::document(record.metadata.0),
+            metadata: redaction::document(record.metadata.0),
             session_id: record.session_id,
             parent_run_id: record.parent_run_id,
             priority: record.priority,
@@ -450,3 +450,7 @@ impl<'a> RunViews<'a> {
         Ok(budget.map(|budget| TreeUsed::of(record, &budget)))
     }
 }
+
+#[cfg(test)]
+#[path = "run_views_tests.rs"]
+mod tests;

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::event::{Event, RunEvent};
+use crate::message::Usage;
 use crate::run::{BudgetOverrides, Caller, Outcome, RunOrigin, Totals, TraceContext};
 use crate::store::{DefinitionSnapshot, NewRun, RunWrite};
 

@@ -66,9 +66,9 @@ impl IntoParams for MetadataParams {
 /// Newest first, without inputs, outputs and overrides: those are in `GET /runs/{id}`.
 /// `metadata.<key>=<value>` filters by a label and can be given for 16 keys.
 ///
-/// `q` looks for words, at most 64, whatever the case of A to Z, in agents' names, ids, values of metadata, inputs
-/// and outputs, as they are served. A page has looked at 10,000 runs at most (`searched`), and can have
-/// fewer runs than `limit`, or none, although older ones match: `next_cursor` goes on from there.
+/// `q` searches for at most 64 words, ignoring the case of A to Z, in agents' names, ids, values of metadata, inputs
+/// and outputs, as they are served. One page searches at most 10,000 runs (`searched`), and can have
+/// fewer runs than `limit`, or none, although older ones match: `next_cursor` continues the search.
 #[utoipa::path(
     get, path = "/runs", tag = "runs", security(("bearer" = ["runs:read"])),
     params(
@@ -240,7 +240,7 @@ pub(crate) struct CancelRequest {
 
 /// Cancel a run
 ///
-/// Possible in every status and on every replica. The response does not wait for the run to end.
+/// A run can be cancelled in every status and on every replica. The response does not wait for the run to end.
 #[utoipa::path(
     post, path = "/runs/{id}/cancel", tag = "runs", security(("bearer" = ["runs:cancel"])),
     params(("id" = Uuid, Path, description = "The run's id.")),

@@ -1,25 +1,23 @@
-//! Searching runs: a bounded look through the newest ones, for words in what the caller may read.
+//! Searches the newest runs, within bounds, for words in what the caller may read.
 //!
-//! There is no index of words: keeping one would make every commit of a run heavier. A request looks
-//! at [`RUNS`] runs at most, or for [`MAX_WAIT`], and its cursor goes on from there. The database
-//! finds what may match, in what is stored; what matches is decided here, in what is served, so that
+//! There is no index of words, because it would make every commit of a run more expensive. A request searches
+//! at most [`RUNS`] runs, or for [`MAX_WAIT`], and its cursor continues from there. The database
+//! finds candidates in the stored form. The match is decided here, in the served form, so that
 //! no secret can be found out by searching for it.
 //!
 //! A search holds a connection to the database for long, so that few are made at the same time, and
 //! no tenant makes all of them.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::page::{ListPage, time_position};
-use super::redacted;
+use super::redaction;
+use crate::bounds::memory::{TenantPermit, TenantSemaphore};
 use crate::fairness;
 use crate::http::edge::extract::invalid_parameter;
 use crate::http::edge::problem::{Code, Problem};
@@ -32,7 +30,7 @@ pub(crate) const RUNS: u32 = 10_000;
 const CHUNK: u32 = 250;
 /// After this time a request stops searching.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-/// Words that the database looks for, the longest; the others are looked for in what it found.
+/// The longest words, for which the database searches; the others are searched for in its results.
 const WORDS_IN_DATABASE: usize = 4;
 /// Words that are looked for.
 const MAX_WORDS: usize = 64;
@@ -44,32 +42,13 @@ const PLACES_OF_TENANT: usize = 2;
 /// How long a search waits for its turn.
 const MAX_TURN_WAIT: Duration = Duration::from_secs(5);
 
-static SEARCHING: Semaphore = Semaphore::const_new(PLACES);
-/// The places of each tenant that searches or waits.
-static TENANTS: LazyLock<Mutex<HashMap<String, Weak<Semaphore>>>> = LazyLock::new(Mutex::default);
+/// The permits to search.
+static SEARCHES: LazyLock<TenantSemaphore> =
+    LazyLock::new(|| TenantSemaphore::with_share(PLACES, PLACES_OF_TENANT));
 
-/// A search's turn.
-struct Turn {
-    _place: SemaphorePermit<'static>,
-    _of_tenant: OwnedSemaphorePermit,
-}
-
-/// Waits for a turn, those of the same tenant first among themselves.
-async fn turn(tenant: &str) -> Result<Turn, Problem> {
-    let own = {
-        let mut tenants = TENANTS.lock();
-        let own = tenants.get(tenant).and_then(Weak::upgrade).unwrap_or_else(|| {
-            tenants.retain(|_, searching| searching.strong_count() > 0);
-            Arc::new(Semaphore::new(PLACES_OF_TENANT))
-        });
-        tenants.insert(tenant.to_owned(), Arc::downgrade(&own));
-        own
-    };
-    let both = async {
-        let of_tenant = own.acquire_owned().await.ok()?;
-        Some(Turn { _place: SEARCHING.acquire().await.ok()?, _of_tenant: of_tenant })
-    };
-    let turn = tokio::time::timeout(MAX_TURN_WAIT, both).await.ok().flatten();
+/// Waits for a permit, those of the same tenant first among themselves.
+async fn turn(tenant: &str) -> Result<TenantPermit<'static>, Problem> {
+    let turn = tokio::time::timeout(MAX_TURN_WAIT, SEARCHES.acquire(tenant)).await.ok().flatten();
     turn.ok_or_else(|| Problem::new(Code::Overloaded, "Too many searches of runs are in progress."))
 }
 
@@ -147,19 +126,19 @@ async fn matching(
     mut record: RunRecord,
 ) -> Result<Option<RunRecord>, Problem> {
     let words = Arc::clone(words);
-    // How large a document is, is only known when it is written; most take no time either way.
+    // The size of a document is known only once it is written; most documents are small.
     fairness::blocking(move || has_all(&words, &mut record).then_some(record))
         .await
         .map_err(|error| Problem::internal(error.to_string()))
 }
 
-/// Whether each word stands somewhere in what is served of the run.
+/// Whether each word occurs in the served form of the run.
 fn has_all(words: &[String], record: &mut RunRecord) -> bool {
     let mut texts = vec![record.agent.clone(), record.id.to_string()];
-    collect(&redacted::document(record.inputs.take()), &mut texts);
-    collect(&redacted::document(record.metadata.0.clone()), &mut texts);
+    collect(&redaction::document(record.inputs.take()), &mut texts);
+    collect(&redaction::document(record.metadata.0.clone()), &mut texts);
     if let Some(output) = record.output.take() {
-        collect(&redacted::output(output), &mut texts);
+        collect(&redaction::output(output), &mut texts);
     }
     for text in &mut texts {
         text.make_ascii_lowercase();
@@ -196,7 +175,6 @@ mod tests {
         assert!(turn("a").await.is_err());
         drop((second, third, other));
         drop(turn("a").await.unwrap());
-        assert!(TENANTS.lock().len() <= 3);
     }
 
     #[test]

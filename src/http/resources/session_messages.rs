@@ -28,7 +28,7 @@ const CHUNK: u32 = 8;
 /// A message of a session.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SessionMessage {
-    /// The run that it is of.
+    /// The run that it belongs to.
     run_id: Uuid,
     /// The sequence number of the event that brought it.
     #[schema(example = 1, minimum = 1)]
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-/// As many messages behind the cursor as the page takes.
+/// As many messages after the cursor as fit on the page.
 async fn messages_from(
     app: &Shared,
     tenant: &str,
@@ -103,7 +103,7 @@ async fn messages_from(
         let is_end = is_end && read >= runs.len();
         runs.truncate(read);
         let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
-        let _turn = journals::turn(bytes_read).await;
+        let _permit = journals::permit(bytes_read).await;
         let events = app.store.journals(tenant, &ids).await?;
         let by_run = journals::by_run(&events);
         for run in &runs {

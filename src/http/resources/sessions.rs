@@ -1,6 +1,6 @@
 //! Sessions: runs that share a conversation. An invocation creates a session by naming it.
 //!
-//! A session has no row of its own; it is derived from its runs. Which run of a session may execute,
+//! A session is derived from its runs; its row, for lists, is kept by triggers. Which run of a session may execute,
 //! and the history that it gets, is decided by the runtime.
 
 use std::collections::HashMap;
@@ -49,7 +49,7 @@ pub(crate) struct SessionView {
     /// The conversation of these runs, without system prompts, as far back as it has 4 MiB in the
     /// journals. `GET /sessions/{id}/messages` lists all of it.
     messages: Vec<Message>,
-    /// How many of these runs, the oldest, have no messages here, since all would be too large.
+    /// How many of these runs, the oldest ones, are left out here because all messages would be too large.
     #[schema(example = 0)]
     runs_without_messages: usize,
     /// When its first run was accepted.
@@ -68,7 +68,7 @@ pub(crate) struct SessionRun {
     /// Why the run ended; null while it has not ended.
     #[schema(value_type = Option<TerminationReason>)]
     termination_reason: Option<String>,
-    /// The time before which the queued run is not taken; null as soon as that has come.
+    /// The time before which the queued run is not taken; null once that time has passed.
     available_at: Option<DateTime<Utc>>,
     /// When the run was accepted.
     created_at: DateTime<Utc>,
@@ -110,7 +110,7 @@ pub(crate) struct SessionSummary {
 }
 
 impl SessionSummary {
-    /// Takes its runs from those of all sessions.
+    /// Takes the runs of this session out of those of all sessions.
     fn of(session: ListedSession, runs: &mut HashMap<Uuid, RunRecord>) -> Self {
         let newest = session.newest_runs.iter().filter_map(|id| runs.remove(id));
         Self {
@@ -174,10 +174,10 @@ pub(crate) async fn get_session(
     let mut runs =
         app.store.runs(&caller.tenant, &filter, &Page { limit: SHOWN, after: None }).await?;
     runs.retain(|run| run.parent_run_id.is_none());
-    // Those that have not had their turn come last.
+    // Runs that have not begun come last.
     runs.sort_by_key(|run| (run.session_turn.unwrap_or(i64::MAX), run.created_at, run.id));
     let (shown, bytes) = newest_within(&app, &caller.tenant, &runs).await?;
-    let _turn = journals::turn(bytes).await;
+    let _permit = journals::permit(bytes).await;
     Ok(Json(SessionView {
         session_id: id,
         agent: session.agent,

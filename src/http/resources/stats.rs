@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::consumption_views::UsageView;
 use super::page::{LISTS, ListParams, Listing, by_number, next_offset};
-use super::redacted;
+use super::redaction;
 use crate::clock;
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::Params;
@@ -54,7 +54,7 @@ pub(crate) struct ToolStatsView {
 impl From<ToolStats> for ToolStatsView {
     fn from(stats: ToolStats) -> Self {
         let ToolStats { tool, calls, errors, blocked, p50_ms, p95_ms, p99_ms } = stats;
-        Self { tool: redacted::text(tool), calls, errors, blocked, p50_ms, p95_ms, p99_ms }
+        Self { tool: redaction::text(tool), calls, errors, blocked, p50_ms, p95_ms, p99_ms }
     }
 }
 

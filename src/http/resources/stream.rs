@@ -24,15 +24,15 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
-use super::redacted;
+use super::redaction;
 use super::run_views::Run;
 use crate::event::{Event, ModelDelta, ToolProgress};
-use crate::fairness::{CpuAccount, Turns};
+use crate::fairness::{CpuAccount, FairTask};
 use crate::http::edge::auth::{Credential, credential_lost};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
 use crate::run::Caller;
-use crate::runtime::{Follower, Over, Published, Runtime, StreamItem};
+use crate::runtime::{FollowEnd, Follower, Published, Runtime, StreamItem};
 use crate::store::{Store, StoreError};
 
 /// Interval of keep-alive comments.
@@ -73,7 +73,7 @@ pub(crate) fn response(
     };
     let (frames, mut read) = mpsc::channel(BUFFERED_FRAMES);
     let payer = CpuAccount::tenant(&reader.tenant);
-    tokio::spawn(Turns::new(payer, reader.read(frames)));
+    tokio::spawn(FairTask::new(payer, reader.read(frames)));
     let frames = stream::poll_fn(move |context| read.poll_recv(context));
     let body = Body::from_stream(frames.map(Ok::<_, Infallible>));
     let headers = [
@@ -156,9 +156,9 @@ impl Reader {
         match news {
             None => self.interrupted("the API key or token is revoked or has expired"),
             Some(Ok(Some(published))) => self.framed(&published).await,
-            Some(Ok(None)) => match self.follower.over() {
-                Some(Over::Deleted) => self.ended_with(": the run was deleted\n\n"),
-                Some(Over::Unread) => {
+            Some(Ok(None)) => match self.follower.end() {
+                Some(FollowEnd::Deleted) => self.ended_with(": the run was deleted\n\n"),
+                Some(FollowEnd::Unread) => {
                     self.ended_with(": the run has ended; its last event cannot be read\n\n")
                 }
                 _ => self.interrupted("the service is shutting down"),
@@ -226,7 +226,7 @@ async fn frame(
     let make = async || match &published.item {
         StreamItem::Event(event) => event_frame(app.store.as_ref(), tenant, event).await,
         StreamItem::Large(_) => Ok(Bytes::new()), // its readers get the event from the journal
-        StreamItem::Delta(at, delta) => Ok(live_frame(run, *at, ModelDelta::TYPE_NAME, delta)),
+        StreamItem::Delta(_, at, delta) => Ok(live_frame(run, *at, ModelDelta::TYPE_NAME, delta)),
         StreamItem::Progress(at, said) => Ok(live_frame(run, *at, ToolProgress::TYPE_NAME, said)),
     };
     let until = Instant::now() + MAX_WAIT;
@@ -240,7 +240,7 @@ async fn frame(
 
 async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
     let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
-    let mut data = redacted::event_text(event).await?;
+    let mut data = redaction::event_text(event).await?;
     if event.what.ending().is_some()
         && let Some(run) = store.run(tenant, event.run_id).await?
     {

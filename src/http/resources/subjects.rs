@@ -8,7 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::page::Listing;
-use super::redacted;
+use super::redaction;
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::{Params, invalid_parameter};
 use crate::http::edge::problem::Problem;
@@ -56,7 +56,7 @@ pub(crate) async fn list_subjects(
     }
     let named = app.store.key_names(&caller.tenant, &ids).await?;
     let data = named.into_iter().map(|(id, name, is_shared)| {
-        let name = redacted::text(name);
+        let name = redaction::text(name);
         let name = if is_shared { format!("{name} ({id})") } else { name };
         Subject { id, name }
     });

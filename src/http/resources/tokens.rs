@@ -99,7 +99,7 @@ pub(crate) async fn create_token(
     Ok((StatusCode::CREATED, Json(CreatedToken { token, expires_at })))
 }
 
-/// All that there are.
+/// All actions.
 const MAX_ACTIONS: usize = 4;
 
 fn checked(request: &TokenRequest) -> Result<(Target, TimeDelta), Problem> {

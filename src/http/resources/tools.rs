@@ -10,7 +10,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::page::{Listing, MAX_PAGE, PARTS, PartParams, by_number};
-use super::redacted;
+use super::redaction;
 use crate::http::document::vocabulary::JsonSchema;
 use crate::http::edge::auth::{Scoped, ToolsRead};
 use crate::http::edge::extract::{Name, Params};
@@ -45,7 +45,7 @@ pub(crate) struct Tool {
     /// null: it runs none.
     #[schema(value_type = Option<String>, example = "enforced")]
     sandbox: Option<&'static str>,
-    /// Whether this machine can give them a way to the hosts that an agent's `governance.network` allows, or, for a
+    /// Whether this machine can give them access to the hosts that an agent's `governance.network` allows, or, for a
     /// tool of an MCP server, to those that its settings name; null: it runs none.
     #[schema(example = true)]
     network: Option<bool>,
@@ -64,14 +64,14 @@ impl Tool {
         let sandbox = sandbox.filter(|_| *runs_programs);
         Self {
             name: info.name.clone(),
-            description: redacted::text(info.description.clone()),
-            input_schema: redacted::described(Value::clone(&info.input_schema)),
+            description: redaction::text(info.description.clone()),
+            input_schema: redaction::described(Value::clone(&info.input_schema)),
             effect: info.effect,
             destructive: info.destructive,
             source: info.source.clone(),
             sandbox: sandbox.map(|confinement| confinement.level().into()),
             network: sandbox.map(|confinement| confinement.network && *may_lead_out),
-            unavailable: unavailable.clone().map(redacted::text),
+            unavailable: unavailable.clone().map(redaction::text),
             allowed: caller.may_execute(&info.name),
         }
     }
@@ -92,10 +92,10 @@ pub(crate) async fn list_tools(
     params.finish()?;
     let all = Arc::clone(&app.tools);
     let pick = move || Listing::of_large(all(), &page, MAX_PAGE, size);
-    let tools = redacted::run_by_size(MAX_PAGE, pick).await?;
+    let tools = redaction::run_by_size(MAX_PAGE, pick).await?;
     let bytes = tools.data.iter().map(size).sum();
     let listing = move || tools.map(|tool| Tool::of(&tool, app.sandbox.as_ref(), &caller));
-    redacted::respond_in_turn(bytes, listing).await
+    redaction::respond_in_turn(bytes, listing).await
 }
 
 /// About how many bytes a tool has in a page.

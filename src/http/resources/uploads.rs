@@ -3,8 +3,8 @@
 //! An invocation that brings files is `multipart/form-data` (RFC 7578): one part `request` with the
 //! JSON body, and parts `files` whose filenames are paths in the run's workspace. Contents are
 //! written to disk as they arrive and get into their places when the run is accepted. All of it is
-//! bounded: the time, the number of files and of requests, each file, and what comes before a part's
-//! content.
+//! bounded: the time, the number of files and of requests, each file, all files of an invocation and of a
+//! tenant, and what comes before a part's content.
 
 use std::collections::HashMap;
 use std::pin::{Pin, pin};
@@ -24,13 +24,14 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use tokio::io::AsyncWriteExt as _;
 
+use crate::bounds::text::bare_type;
 use crate::http::edge::auth::{FilesWrite, Scope as _, forbidden};
 use crate::http::edge::extract::{JsonObject, object, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::Upload;
-use crate::tools::staged::Staged;
+use crate::tools::staged_file::StagedFile;
 
 /// Files that are received at the same time, and how many of them of one caller.
 const MAX_RECEIVED: usize = 64;
@@ -42,9 +43,9 @@ pub(super) const MAX_FILES: usize = 64;
 /// Bytes that are read without a part or its content in them: headers, boundaries.
 const MAX_HEADERS: usize = 64 << 10;
 
-/// A file that was received, and has no place yet.
+/// A received file that is not in a workspace yet.
 pub(super) struct Received {
-    pub(super) staged: Staged,
+    pub(super) staged: StagedFile,
     pub(super) size: u64,
     /// The quoted SHA-256 of its content.
     pub(super) etag: String,
@@ -82,12 +83,12 @@ impl Drop for Receiving {
     }
 }
 
-/// How fast a body comes. It may take as long as a request may, while enough of it comes.
+/// The minimum rate of a body. It may take as long as a request may, while it arrives fast enough.
 #[derive(Default)]
 pub(super) struct Pace(Arc<AtomicU64>);
 
 impl Pace {
-    /// The same body, of which the bytes are counted.
+    /// A body whose bytes are counted.
     pub(super) fn of<E, S>(
         &self,
         body: S,
@@ -102,7 +103,7 @@ impl Pace {
         })
     }
 
-    /// Aborts the reception when the body comes too slowly.
+    /// Aborts the reception if the body arrives too slowly.
     pub(super) async fn enforce<T>(
         &self,
         patience: Duration,
@@ -130,7 +131,7 @@ pub(super) async fn received<E: std::fmt::Display>(
 ) -> Result<Received, Problem> {
     let _place = Receiving::place(caller)?;
     let max = app.runtime.max_file();
-    let (staged, file) = app.runtime.stage_file(&caller.tenant).await?;
+    let (mut staged, file) = app.runtime.stage_file(&caller.tenant).await?;
     let mut file = tokio::fs::File::from_std(file.into_std());
     let (mut hash, mut size) = (Sha256::new(), 0);
     while let Some(chunk) = chunks.next().await {
@@ -140,6 +141,7 @@ pub(super) async fn received<E: std::fmt::Display>(
             let detail = format!("The file has more than {max} bytes.");
             return Err(Problem::new(Code::PayloadTooLarge, detail));
         }
+        staged.grow(chunk.len() as u64)?;
         hash.update(&chunk);
         file.write_all(&chunk).await?;
     }
@@ -152,7 +154,7 @@ pub(super) async fn received<E: std::fmt::Display>(
 pub(crate) struct InvocationBody {
     pub(crate) body: Map<String, Value>,
     pub(crate) uploads: Vec<Upload>,
-    /// Their paths and hashes; what an idempotency key stands for.
+    /// Their paths and hashes, which an idempotency key identifies.
     pub(crate) listed: Value,
 }
 
@@ -181,8 +183,7 @@ impl InvocationBody {
 /// The boundary of a `multipart/form-data` body.
 fn boundary(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let named = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let kind = named.split(';').next().unwrap_or_default().trim();
-    if !kind.eq_ignore_ascii_case("multipart/form-data") {
+    if bare_type(named) != "multipart/form-data" {
         return Ok(None);
     }
     multer::parse_boundary(named).map(Some).map_err(|error| malformed(&error))
@@ -206,6 +207,7 @@ async fn parts(
             }
             Some("files") if uploads.len() < MAX_FILES => {
                 uploads.push(upload(app, caller, part, uploads.len(), &unparsed).await?);
+                app.runtime.could_hold(uploads.iter().map(|upload| upload.size).sum())?;
             }
             Some("files") => {
                 let detail = format!("An invocation can have at most {MAX_FILES} files.");
@@ -269,7 +271,7 @@ struct Paced<S> {
     stream: S,
     /// Bytes since the parser last found something.
     unparsed: Arc<AtomicUsize>,
-    /// Whether the parser shall look at what it has before it gets more.
+    /// Whether the parser must parse what it has before it gets more.
     rests: bool,
 }
 

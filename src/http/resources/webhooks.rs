@@ -1,6 +1,6 @@
 //! Webhook deliveries: what was sent, what failed, and sending it again.
 //!
-//! When and how something is sent is the runtime's. An address is shown without its query, which may
+//! The runtime decides when and how something is sent. An address is shown without its query, which may
 //! hold a secret, and without what looks like one.
 
 use axum::Json;
@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_position};
-use super::redacted;
+use super::redaction;
 use crate::http::document::vocabulary::DeliveryStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsRead, Scoped};
 use crate::http::edge::extract::{Name, Params};
@@ -97,7 +97,7 @@ impl From<Delivery> for DeliveryView {
             at: row.at,
             attempted_at: row.attempted_at,
             response_status: row.response_status,
-            error: row.error.map(redacted::text),
+            error: row.error.map(redaction::text),
         }
     }
 }
@@ -110,7 +110,7 @@ impl From<Delivery> for CallbackError {
             event: row.event,
             url: shown(&row.url),
             status: row.response_status,
-            message: redacted::text(row.error.unwrap_or_default()),
+            message: redaction::text(row.error.unwrap_or_default()),
             at: row.attempted_at,
         }
     }
@@ -123,7 +123,7 @@ fn next_attempt(row: &Delivery) -> Option<DateTime<Utc>> {
 fn shown(url: &str) -> String {
     let Ok(mut url) = Url::parse(url) else { return String::new() };
     url.set_query(None);
-    redacted::text(url.into())
+    redaction::text(url.into())
 }
 
 /// List webhook deliveries
@@ -154,7 +154,7 @@ pub(crate) async fn list_webhook_deliveries(
 
 /// Repeat a webhook delivery
 ///
-/// Sends the event again, whatever became of it, and retries for another day.
+/// Sends the event again, whatever the status of its delivery, and retries for another day.
 #[utoipa::path(
     post, path = "/webhooks/deliveries/{id}/redeliver", tag = "webhooks",
     security(("bearer" = ["agents:invoke"])),

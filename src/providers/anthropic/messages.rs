@@ -97,7 +97,11 @@ pub(super) fn messages<'a>(request: &ModelRequest<'a>, provider: &str) -> Vec<Me
             Turn::User(text) => say(&mut messages, Role::User, Block::text(or_nothing(text))),
             Turn::Assistant(turn) => {
                 let ids = ids.of(&turn.message().tool_calls);
-                say(&mut messages, Role::Assistant, said(turn, &ids, request, provider));
+                say(
+                    &mut messages,
+                    Role::Assistant,
+                    assistant_blocks(turn, &ids, request, provider),
+                );
                 say(&mut messages, Role::User, results(turn, &ids));
             }
         }
@@ -143,7 +147,7 @@ fn or_nothing(text: &str) -> &str {
 
 /// The blocks of an assistant message; empty without text and calls, because thinking must not come
 /// last.
-fn said<'a>(
+fn assistant_blocks<'a>(
     turn: &'a AssistantTurn,
     ids: &[Cow<'a, str>],
     request: &ModelRequest<'a>,
@@ -158,15 +162,17 @@ fn said<'a>(
         cache_control: None,
     });
     let own = opaque::sent_back(message, ProviderKind::Anthropic, provider, request.model);
-    let Some(kept) = own.and_then(kept) else {
+    let Some(stored) = own.and_then(opaque_blocks) else {
         return Block::text(&message.text).into_iter().chain(calls).collect();
     };
-    let mut blocks = Vec::with_capacity(kept.len());
-    for (kind, raw) in kept {
+    let mut blocks = Vec::with_capacity(stored.len());
+    for (kind, raw) in stored {
         match kind.as_ref() {
             "text" if message.text.is_empty() => {}
             "text" => blocks.extend(
-                serde_json::from_str(raw.get()).ok().and_then(|Said { text }| Block::text(text)),
+                serde_json::from_str(raw.get())
+                    .ok()
+                    .and_then(|TextBlock { text }| Block::text(text)),
             ),
             "tool_use" => blocks.extend(calls.next()),
             "thinking" | "redacted_thinking" if thinks => blocks.push(Block::Thinking(raw)),
@@ -188,13 +194,13 @@ struct Typed<'a> {
 }
 
 #[derive(Deserialize)]
-struct Said<'a> {
+struct TextBlock<'a> {
     #[serde(borrow)]
     text: Cow<'a, str>,
 }
 
 /// Opaque blocks with their types.
-fn kept(json: &str) -> Option<Vec<(Cow<'_, str>, &RawValue)>> {
+fn opaque_blocks(json: &str) -> Option<Vec<(Cow<'_, str>, &RawValue)>> {
     let blocks: Vec<&RawValue> = serde_json::from_str(json).ok()?;
     let typed = blocks
         .into_iter()

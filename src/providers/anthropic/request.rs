@@ -15,7 +15,7 @@ use super::messages::{self, Block, CacheControl, EPHEMERAL, Message};
 use super::thinking::{self, Mode};
 use super::{property_names, schema};
 use crate::message::Turn;
-use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, PassedOptions, ToolChoice, ToolOffer, WireNames};
 use crate::run::Effort;
 
 /// Output cap in tokens if the definition has none: the API requires one.
@@ -44,7 +44,7 @@ struct Body<'a> {
     stop_sequences: Option<&'a [String]>,
     stream: bool,
     #[serde(flatten)]
-    passed: Passed<'a>,
+    passed: PassedOptions<'a>,
 }
 
 #[derive(Serialize)]
@@ -114,7 +114,7 @@ struct OutputConfig<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<Format>,
     #[serde(flatten)]
-    passed: Passed<'a>,
+    passed: PassedOptions<'a>,
 }
 
 #[derive(Serialize)]

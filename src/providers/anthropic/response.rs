@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use crate::bounds::json::AtMost;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
 use crate::providers::failure::{self, Reported};
-use crate::providers::received::{self, MAX_PARTS, Unusable};
+use crate::providers::normalization::{self, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall};
 
 /// Placeholder of a call among the kept blocks.
@@ -117,7 +117,7 @@ pub(super) struct ToolUseBlock<'a> {
 /// Reads a whole answer. `step` is part of the ids generated for calls without one.
 pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion, Unusable> {
     let answer: Answer = serde_json::from_slice(body)
-        .map_err(|error| malformed("the answer is no message", &error))?;
+        .map_err(|error| malformed("the answer is not a message", &error))?;
     if answer.error.is_some() {
         return Err(Unusable::Error(reported(body)));
     }
@@ -132,7 +132,7 @@ pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion
 
 /// The usage that an answer reports, even if the rest of it is unusable.
 pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
-    let said = received::member_usage(body)?.get();
+    let said = normalization::member_usage(body)?.get();
     serde_json::from_str::<WireUsage>(said).ok()?.normalised()
 }
 
@@ -171,9 +171,9 @@ pub(super) fn completion(
         match block {
             Block::Text(piece) => text.push_str(&piece),
             Block::Thinking { text: piece, .. } => thinking.push_str(&piece),
-            Block::ToolUse { .. } if tool_calls.len() == received::CALLS_READ => {}
+            Block::ToolUse { .. } if tool_calls.len() == normalization::CALLS_READ => {}
             Block::ToolUse { id, name, input } => {
-                tool_calls.push(received::tool_call(id, name, input, &tool_calls, step));
+                tool_calls.push(normalization::tool_call(id, name, input, &tool_calls, step));
             }
             Block::Other(_) => {}
         }
@@ -183,8 +183,8 @@ pub(super) fn completion(
         text = said.stop_details.and_then(|details| details.explanation).unwrap_or_default();
     }
     Ok(Completion {
-        text: received::text(text),
-        thinking: Some(received::text(thinking)).filter(|thinking| !thinking.is_empty()),
+        text: normalization::text(text),
+        thinking: Some(normalization::text(thinking)).filter(|thinking| !thinking.is_empty()),
         tool_calls,
         opaque,
         finish_reason,
@@ -227,7 +227,7 @@ fn opaque(blocks: &[Block], provider: &str) -> Option<OpaqueBlocks> {
         Block::Thinking { json, .. } => json.clone(),
         Block::ToolUse { .. } => {
             calls += 1;
-            (calls <= received::MAX_CALLS).then(|| CALL_MARK.to_owned())
+            (calls <= normalization::MAX_CALLS).then(|| CALL_MARK.to_owned())
         }
         Block::Other(json) => Some(json.clone()),
     });

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::response::{self, Block, Stop, ThinkingBlock, WireUsage, malformed};
 use crate::message::Usage;
-use crate::providers::received::Unusable;
+use crate::providers::normalization::Unusable;
 use crate::providers::{Completion, Delta, Deltas};
 
 /// An incomplete answer.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::bounds::frames::{Framing, Splitter};
 use crate::message::FinishReason;
-use crate::providers::received::Unusable;
+use crate::providers::normalization::Unusable;
 use crate::providers::wire::MAX_FRAME;
 
 const TEXT: &[u8] = include_bytes!("../../../tests/cassettes/anthropic/text.sse");

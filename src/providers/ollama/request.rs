@@ -16,7 +16,9 @@ use crate::message::{AssistantMessage, ToolCall, Turn};
 use crate::model::ProviderKind;
 use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-use crate::providers::{ModelRequest, NOTHING, Passed, ToolChoice, ToolOffer, WireNames, opaque};
+use crate::providers::{
+    ModelRequest, NOTHING, PassedOptions, ToolChoice, ToolOffer, WireNames, opaque,
+};
 use crate::run::{Effort, Thinking};
 
 #[derive(Serialize)]
@@ -35,7 +37,7 @@ struct Body<'a> {
     truncate: bool,
     shift: bool,
     #[serde(flatten)]
-    passed: Passed<'a>,
+    passed: PassedOptions<'a>,
 }
 
 #[derive(Serialize)]
@@ -64,7 +66,7 @@ struct Options<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     frequency_penalty: Option<f64>,
     #[serde(flatten)]
-    passed: Passed<'a>,
+    passed: PassedOptions<'a>,
 }
 
 #[derive(Serialize)]

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::request::KeptThinking;
 use crate::bounds::json::UpTo;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
-use crate::providers::received::{self, CALLS_READ, Unusable};
+use crate::providers::normalization::{self, CALLS_READ, Unusable};
 use crate::providers::{Completion, Delta, Deltas, RawToolCall, failure};
 
 /// An incomplete answer.
@@ -116,7 +116,7 @@ impl Fold {
             }
             let id = call.id.unwrap_or_default();
             let call =
-                received::tool_call(id, call.function.name, arguments, &self.tool_calls, step);
+                normalization::tool_call(id, call.function.name, arguments, &self.tool_calls, step);
             deltas.send(Delta::ToolCall {
                 index: self.tool_calls.len(),
                 wire_name: Some(call.wire_name.clone()),
@@ -152,11 +152,12 @@ impl Fold {
             serde_json::to_string(&KeptThinking { thinking: self.thinking.as_str().into() })
         });
         Ok(Completion {
-            text: received::text(self.text),
+            text: normalization::text(self.text),
             opaque: kept
                 .and_then(Result::ok)
                 .map(|json| OpaqueBlocks { provider: provider.to_owned(), json }),
-            thinking: Some(received::text(self.thinking)).filter(|thinking| !thinking.is_empty()),
+            thinking: Some(normalization::text(self.thinking))
+                .filter(|thinking| !thinking.is_empty()),
             tool_calls: self.tool_calls,
             finish_reason,
             usage: done.usage,

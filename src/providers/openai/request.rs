@@ -2,7 +2,7 @@
 //!
 //! Serialised from borrowed parts straight into bytes: a long conversation is never copied.
 //! Arguments are sent back exactly as the model wrote them; malformed ones only to OpenAI, which
-//! takes any string. A model gets its own reasoning back ([`kept`](super::kept)).
+//! takes any string. A model gets its own reasoning back ([`reasoning`](super::reasoning)).
 
 use crate::message::tool_schema::{self, ToolSchema};
 use std::borrow::Cow;
@@ -13,13 +13,13 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::effort::effort;
-use super::kept::Kept;
+use super::reasoning::StoredReasoning;
 use super::{Arguments, MAX_DESCRIPTION, strict};
 use crate::message::{ToolCall, Turn};
 use crate::model::OutputCap;
 use crate::providers::arguments::ArgumentsObject;
 use crate::providers::call_ids::CallIds;
-use crate::providers::{ModelRequest, NOTHING, Passed, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, NOTHING, PassedOptions, ToolChoice, ToolOffer, WireNames};
 
 /// Longest id of a call that Chat Completions accepts, in bytes.
 const MAX_ID: usize = 40;
@@ -59,7 +59,7 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     stream_options: Option<StreamOptions>,
     #[serde(flatten)]
-    passed: Passed<'a>,
+    passed: PassedOptions<'a>,
 }
 
 #[derive(Serialize)]
@@ -241,7 +241,7 @@ impl Serialize for History<'_> {
             let message = turn.message();
             let calls = message.tool_calls.as_slice();
             let ids = &ids.of(calls);
-            let kept = Kept::of(message, provider, request.model);
+            let kept = StoredReasoning::of(message, provider, request.model);
             seq.serialize_element(&Message::Assistant {
                 content: match message.text.as_str() {
                     blank if blank.trim().is_empty() && calls.is_empty() => Some(NOTHING),

@@ -8,11 +8,11 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::kept::Reasoning;
+use super::reasoning::Reasoning;
 use crate::bounds::json::{AtMost, First, UpTo};
 use crate::message::{FinishReason, Usage};
 use crate::providers::adapter::Call;
-use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
+use crate::providers::normalization::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall, failure};
 
 /// The parts of an answer, whole or streamed.
@@ -159,8 +159,8 @@ impl Parts {
         }
         let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();
         Ok(Completion {
-            text: received::text(text),
-            thinking: thinking.map(received::text),
+            text: normalization::text(text),
+            thinking: thinking.map(normalization::text),
             tool_calls,
             opaque,
             finish_reason,
@@ -183,22 +183,22 @@ fn finish_reason(said: Option<&str>, has_calls: bool, refused: bool) -> FinishRe
 fn tool_calls(calls: Vec<CallMade<'_>>, step: u32) -> Vec<RawToolCall> {
     let mut read: Vec<RawToolCall> = Vec::with_capacity(calls.len());
     for call in calls {
-        let id = call.id.and_then(received::string).unwrap_or_default();
+        let id = call.id.and_then(normalization::string).unwrap_or_default();
         let (name, arguments) = call.function.map_or((None, None), |f| (f.name, f.arguments));
         let arguments = arguments.map(call_text).unwrap_or_default();
-        read.push(received::tool_call(id, name.unwrap_or_default(), arguments, &read, step));
+        read.push(normalization::tool_call(id, name.unwrap_or_default(), arguments, &read, step));
     }
     read
 }
 
 /// Arguments are JSON in a string; some servers send the JSON itself.
 pub(super) fn call_text(raw: &RawValue) -> String {
-    received::string(raw).unwrap_or_else(|| raw.get().to_owned())
+    normalization::string(raw).unwrap_or_else(|| raw.get().to_owned())
 }
 
 /// Content is text or a list of parts with text.
 pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
-    if let Some(text) = received::string(raw) {
+    if let Some(text) = normalization::string(raw) {
         return Ok(text);
     }
     let parts: AtMost<Part, MAX_PARTS> = serde_json::from_str(raw.get()).map_err(|error| {
@@ -209,7 +209,7 @@ pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
 
 /// The usage that an answer reports, even if the rest of it is unusable.
 pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
-    received::member_usage(body).and_then(usage)
+    normalization::member_usage(body).and_then(usage)
 }
 
 /// `None` if the usage is malformed or says nothing: the answer is still good.

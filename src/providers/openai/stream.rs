@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::kept::Reasoning;
+use super::reasoning::Reasoning;
 use super::response::{Function, Parts, call_text, content_text, usage};
 use crate::bounds::json::{AtMost, UpTo};
 use crate::message::Usage;
 use crate::providers::adapter::Call;
-use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
+use crate::providers::normalization::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, Delta, Deltas, failure};
 
 #[derive(Deserialize)]
@@ -116,7 +116,7 @@ impl Answer {
             (refusal, &mut self.refusal, Delta::Text),
         ] {
             if !piece.is_empty() {
-                let piece = received::text(piece);
+                let piece = normalization::text(piece);
                 whole.push_str(&piece);
                 deltas.send(delta(piece));
             }
@@ -128,7 +128,7 @@ impl Answer {
     }
 
     fn take_call(&mut self, piece: CallPiece<'_>, deltas: Deltas<'_>) {
-        let id = piece.id.and_then(received::string).unwrap_or_default();
+        let id = piece.id.and_then(normalization::string).unwrap_or_default();
         let (name, arguments) =
             piece.function.map_or((None, None), |function| (function.name, function.arguments));
         let (name, arguments) =
@@ -161,11 +161,11 @@ impl Answer {
             call.extra_content = Some(extra.to_owned());
         }
         if is_named || !arguments.is_empty() {
-            let wire_name = is_named.then(|| received::text(name));
+            let wire_name = is_named.then(|| normalization::text(name));
             deltas.send(Delta::ToolCall {
                 index: at,
                 wire_name,
-                arguments: received::text(arguments),
+                arguments: normalization::text(arguments),
             });
         }
     }
@@ -183,7 +183,7 @@ impl Answer {
         let mut tool_calls = Vec::with_capacity(self.calls.len());
         let mut extra_content = Vec::with_capacity(self.calls.len());
         for OpenCall { id, name, arguments, extra_content: extra, .. } in self.calls {
-            tool_calls.push(received::tool_call(id, name, arguments, &tool_calls, call.step));
+            tool_calls.push(normalization::tool_call(id, name, arguments, &tool_calls, call.step));
             extra_content.push(extra);
         }
         let given = |text: String| Some(text).filter(|text| !text.is_empty());

@@ -286,7 +286,7 @@ fn errors_and_nonsense_within_a_stream_end_it() {
     let many: Vec<Value> = (0..2000).map(|index| call(index, None, Some("t"), "{}")).collect();
     let too_many =
         read([stream(&many, "tool_calls").as_bytes()], Deltas::default()).unwrap().unwrap();
-    assert_eq!(too_many.tool_calls.len(), received::CALLS_READ, "one too many, to be noticed");
+    assert_eq!(too_many.tool_calls.len(), normalization::CALLS_READ, "one too many, to be noticed");
     assert!(too_many.tool_calls.iter().all(|call| call.arguments == "{}"));
 }
 

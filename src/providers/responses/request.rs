@@ -12,11 +12,12 @@ use serde::ser::{SerializeSeq, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::response;
 use crate::message::{AssistantTurn, Turn};
 use crate::model::{ProviderKind, ThinkingStyle};
 use crate::providers::call_ids::CallIds;
 use crate::providers::openai::{MAX_DESCRIPTION, call_ids, effort, strict};
-use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames, opaque};
+use crate::providers::{ModelRequest, PassedOptions, ToolChoice, ToolOffer, WireNames, opaque};
 
 /// Needed to send back the reasoning of a response that is not stored.
 const ENCRYPTED_REASONING: [&str; 1] = ["reasoning.encrypted_content"];
@@ -52,7 +53,7 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     stream: Option<bool>,
     #[serde(flatten)]
-    passed: Passed<'a>,
+    passed: PassedOptions<'a>,
 }
 
 #[derive(Serialize)]
@@ -92,7 +93,7 @@ struct Text<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<Format<'a>>,
     #[serde(flatten)]
-    passed: Passed<'a>,
+    passed: PassedOptions<'a>,
 }
 
 #[derive(Serialize)]
@@ -205,7 +206,11 @@ impl Input<'_> {
             Some(_) => calls.iter().map(|call| Cow::Borrowed(&*call.provider_id)).collect(),
             None => ids.of(calls),
         };
-        if let Some(own) = own {
+        if let Some(mut own) = own {
+            // The API refuses reasoning without the item that it led to.
+            while own.last().is_some_and(|item| response::is_reasoning(item)) {
+                own.pop();
+            }
             own.into_iter().try_for_each(|item| items.serialize_element(item))?;
         } else {
             if !message.text.is_empty() {

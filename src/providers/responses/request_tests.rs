@@ -118,6 +118,24 @@ fn own_items_go_back_as_they_came_and_others_are_made_again() {
 }
 
 #[test]
+fn reasoning_that_led_to_nothing_is_not_sent_back() {
+    let mut conversation = conversation("", "hello");
+    let items =
+        r#"[{"type":"message","phase":"commentary"},{"type":"reasoning","encrypted_content":"x"}]"#;
+    let opaque = Some(OpaqueBlocks { provider: "own".into(), json: items.into() });
+    let cut_off = AssistantMessage { text: "Look:".into(), opaque, ..AssistantMessage::default() };
+    conversation.push_turn(cut_off, vec![]).unwrap();
+    conversation.push_user("go on");
+    let names = WireNames::default();
+    let expected = json!([
+        {"role": "user", "content": "hello"},
+        {"type": "message", "phase": "commentary"},
+        {"role": "user", "content": "go on"},
+    ]);
+    assert_eq!(sent(&plain(&conversation, &names))["input"], expected);
+}
+
+#[test]
 fn tools_choice_thinking_and_schema_are_passed_on() {
     let (conversation, names) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]));
     let closed = Arc::new(

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use crate::bounds::json::AtMost;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
 use crate::providers::failure::{self, Reported};
-use crate::providers::received::{self, MAX_PARTS, Unusable};
+use crate::providers::normalization::{self, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall, names};
 
 #[derive(Deserialize)]
@@ -133,7 +133,7 @@ pub(super) fn parse_with(
     }
     let mut output = Output::default();
     items.iter().try_for_each(|item| output.take(item, step))?;
-    let is_whole = output.tool_calls.len() <= received::MAX_CALLS && !output.has_changed;
+    let is_whole = output.tool_calls.len() <= normalization::MAX_CALLS && !output.has_changed;
     let keeps = output.wants_back && is_whole;
     let opaque = keeps.then(|| OpaqueBlocks { provider: provider.to_owned(), json: list(&items) });
     Ok(output.complete(cut.as_deref(), opaque, answer.usage.and_then(usage)))
@@ -165,7 +165,7 @@ impl Output {
                 }
             }
             "function_call" => {
-                if self.tool_calls.len() == received::CALLS_READ {
+                if self.tool_calls.len() == normalization::CALLS_READ {
                     return Ok(());
                 }
                 let call: Call = serde_json::from_str(json).map_err(unreadable)?;
@@ -173,7 +173,8 @@ impl Output {
                 let (name, arguments) =
                     (call.name.unwrap_or_default(), call.arguments.unwrap_or_default());
                 self.has_changed |= !names::is_valid(&name);
-                let read = received::tool_call(id.clone(), name, arguments, &self.tool_calls, step);
+                let read =
+                    normalization::tool_call(id.clone(), name, arguments, &self.tool_calls, step);
                 self.has_changed |= read.id != id;
                 self.tool_calls.push(read);
             }
@@ -211,14 +212,19 @@ impl Output {
         };
         let text = if self.text.is_empty() { self.refusal } else { self.text };
         Completion {
-            text: received::text(text),
-            thinking: Some(self.thinking).filter(|text| !text.is_empty()).map(received::text),
+            text: normalization::text(text),
+            thinking: Some(self.thinking).filter(|text| !text.is_empty()).map(normalization::text),
             tool_calls: self.tool_calls,
             opaque,
             finish_reason,
             usage,
         }
     }
+}
+
+/// Whether an item of an answer is reasoning.
+pub(super) fn is_reasoning(item: &RawValue) -> bool {
+    serde_json::from_str::<Kind>(item.get()).is_ok_and(|kind| kind.r#type == "reasoning")
 }
 
 /// The items as one JSON array, verbatim.
@@ -229,7 +235,7 @@ fn list(items: &[&RawValue]) -> String {
 
 /// The usage that an answer reports, even if the rest of it is unusable.
 pub(super) fn usage_of(body: &[u8]) -> Option<Usage> {
-    received::member_usage(body).and_then(usage)
+    normalization::member_usage(body).and_then(usage)
 }
 
 /// `None` if the usage is malformed or says nothing: the answer is still good.

@@ -147,7 +147,7 @@ fn answers_without_anything_in_them_are_malformed() {
     }
     let many: Vec<Value> = (0..2000).map(|id| call(&json!(id.to_string()), "{}")).collect();
     let read = completed(&json!(many)).unwrap().tool_calls.len();
-    assert_eq!(read, received::CALLS_READ, "one too many, to be noticed");
+    assert_eq!(read, normalization::CALLS_READ, "one too many, to be noticed");
 }
 
 #[test]

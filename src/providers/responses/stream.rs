@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::response;
 use crate::message::Usage;
-use crate::providers::received::{self, Unusable};
+use crate::providers::normalization::{self, Unusable};
 use crate::providers::{Completion, Delta, Deltas};
 
 #[derive(Deserialize)]
@@ -54,7 +54,8 @@ impl Answer {
         let event: Event = serde_json::from_slice(data).map_err(|error| {
             Unusable::Malformed(format!("an event of the stream is not one: {error}"))
         })?;
-        let piece = || received::text(event.delta.and_then(received::string).unwrap_or_default());
+        let piece =
+            || normalization::text(event.delta.and_then(normalization::string).unwrap_or_default());
         match event.r#type.as_ref() {
             "response.output_text.delta" | "response.refusal.delta" => {
                 deltas.send(Delta::Text(piece()));
@@ -95,10 +96,10 @@ impl Answer {
         let Some(item) = item.and_then(|item| serde_json::from_str::<Item>(item.get()).ok()) else {
             return;
         };
-        if item.r#type == "function_call" && self.calls.len() < received::MAX_CALLS {
+        if item.r#type == "function_call" && self.calls.len() < normalization::MAX_CALLS {
             let index = self.calls.len();
             self.calls.push(place.unwrap_or_default());
-            let wire_name = Some(received::text(item.name.unwrap_or_default()));
+            let wire_name = Some(normalization::text(item.name.unwrap_or_default()));
             deltas.send(Delta::ToolCall { index, wire_name, arguments: String::new() });
         }
     }

@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 
 use tokio::sync::SemaphorePermit;
 
-use crate::bounds::memory::Places;
+use crate::bounds::memory::MemorySemaphore;
 use crate::providers::{ModelRequest, ToolOffer};
 
 /// Bytes of a request that needs no permit.
 const SMALL: usize = 256 << 10;
 
-static PLACES: LazyLock<Places> = LazyLock::new(Places::of_part);
+static PLACES: LazyLock<MemorySemaphore> = LazyLock::new(MemorySemaphore::of_share);
 
 /// The permit of a large request.
 pub(super) type Place = SemaphorePermit<'static>;
@@ -26,7 +26,7 @@ async fn place_of(bytes: usize) -> Option<Place> {
     if bytes <= SMALL {
         return None;
     }
-    PLACES.take(bytes as u64).await
+    PLACES.acquire(bytes as u64).await
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! immediately for a while; then the next probe is made. An exhausted quota leaves no patience. The
 //! router may let a call insist: it is made as a probe although others fail.
 //!
-//! An error about the account holds for all models of the provider. A 429 holds for its model only,
+//! An error about the account applies to all models of the provider. A 429 applies to its model only,
 //! because providers limit each model by itself. Transient failures are up to [`super::breaker`]; the
 //! router decides where a refused call goes.
 

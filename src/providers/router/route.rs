@@ -4,8 +4,8 @@ use super::refusal_gate::Refusal;
 use super::{Answer, ModelCall, ProviderState, adapt};
 use crate::message::Usage;
 use crate::providers::capabilities::Capabilities;
+use crate::providers::normalization::{self, Unusable};
 use crate::providers::prices::Price;
-use crate::providers::received::{self, Unusable};
 use crate::providers::{
     Completion, FailureKind, ModelRequest, ProviderError, ToolChoice, estimate,
 };
@@ -30,7 +30,7 @@ impl Route<'_> {
         call: &ModelCall,
         fallback: bool,
     ) -> Answer {
-        let has_more_calls = received::leave_out_calls(&mut completion);
+        let has_more_calls = normalization::leave_out_calls(&mut completion);
         let reported = completion.usage;
         let usage = reported.unwrap_or_else(|| {
             let model = format!("{}/{}", self.provider, self.model);
@@ -59,7 +59,7 @@ impl Route<'_> {
 
     /// The error, its usage with the cost.
     pub(super) fn charged(&self, error: ProviderError) -> ProviderError {
-        let usage = error.usage.map(|usage| Box::new(self.priced(received::capped(*usage))));
+        let usage = error.usage.map(|usage| Box::new(self.priced(normalization::capped(*usage))));
         ProviderError { usage, ..error }
     }
 
@@ -81,7 +81,7 @@ impl Route<'_> {
 
     pub(super) fn bounded(&self, completion: Completion) -> Result<Completion, ProviderError> {
         let usage = completion.usage.map(Box::new);
-        received::bounded(completion).map_err(|unusable| match unusable {
+        normalization::bounded(completion).map_err(|unusable| match unusable {
             Unusable::Malformed(message) => ProviderError { usage, ..self.transient(message) },
             Unusable::Error(reported) => self.transient(reported.message),
         })

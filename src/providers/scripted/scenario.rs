@@ -27,7 +27,7 @@ pub(super) enum Scenario {
     Match(Vec<Branch>),
 }
 
-/// Steps for the conversations that a condition holds for.
+/// Steps for the conversations that match a condition.
 #[derive(Debug)]
 pub(super) struct Branch {
     when: Expression,

@@ -9,7 +9,7 @@ use crate::governance::{self, Action, Decision};
 use crate::run::{Consumption, Effect};
 
 /// A decision as the journal keeps it.
-pub(super) struct Recorded<'e> {
+pub(super) struct RecordedDecision<'e> {
     pub(super) call_id: Uuid,
     pub(super) tool: &'e str,
     pub(super) effect: Effect,
@@ -23,11 +23,11 @@ pub(super) struct Recorded<'e> {
 }
 
 /// The decision that an event records, if any.
-pub(super) fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
+pub(super) fn recorded(event: &RunEvent) -> Option<RecordedDecision<'_>> {
     let strongest =
         |actions: &[Action]| actions.iter().map(|a| a.effect).max().unwrap_or(Effect::Once);
     Some(match event {
-        RunEvent::ToolCallStarted(call) => Recorded {
+        RunEvent::ToolCallStarted(call) => RecordedDecision {
             call_id: call.call_id,
             tool: &call.tool,
             effect: call.effect,
@@ -36,7 +36,7 @@ pub(super) fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
             was: Some(&call.decision),
             foreign: None,
         },
-        RunEvent::ToolCallBlocked(call) => Recorded {
+        RunEvent::ToolCallBlocked(call) => RecordedDecision {
             call_id: call.call_id,
             tool: &call.tool,
             effect: strongest(&call.actions),
@@ -45,16 +45,18 @@ pub(super) fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
             was: Some(&call.decision),
             foreign: Some(call.rule.as_str()).filter(|rule| !governance::is_rule(rule)),
         },
-        RunEvent::ApprovalRequested(asked) if asked.kind == WaitKind::Approval => Recorded {
-            call_id: asked.call_id,
-            tool: &asked.tool,
-            effect: strongest(&asked.actions),
-            actions: &asked.actions,
-            consumes: None,
-            was: Some(Decision::Escalated.as_str()),
-            foreign: None,
-        },
-        RunEvent::ToolCallAwaitingClient(asked) if asked.input.is_none() => Recorded {
+        RunEvent::ApprovalRequested(asked) if asked.kind == WaitKind::Approval => {
+            RecordedDecision {
+                call_id: asked.call_id,
+                tool: &asked.tool,
+                effect: strongest(&asked.actions),
+                actions: &asked.actions,
+                consumes: None,
+                was: Some(Decision::Escalated.as_str()),
+                foreign: None,
+            }
+        }
+        RunEvent::ToolCallAwaitingClient(asked) if asked.input.is_none() => RecordedDecision {
             call_id: asked.call_id,
             tool: &asked.tool,
             effect: strongest(&asked.actions),

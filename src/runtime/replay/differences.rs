@@ -15,7 +15,7 @@ use crate::agents::{Agent, Definition};
 use crate::bounds::{glob, name};
 use crate::engine::state::State;
 use crate::run::{Delegation, Descendants, StopAction};
-use crate::runtime::compiled::call_options;
+use crate::runtime::definition_compiler::call_options;
 use crate::tools::Defaults;
 use crate::tools::executor::CallOptions;
 
@@ -34,7 +34,7 @@ pub(super) struct Differences {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stopping {
     /// Nothing.
-    GoesOn,
+    Continues,
     Ends,
     /// A person would decide, or it depends on child runs.
     Unclear,
@@ -117,7 +117,7 @@ impl Differences {
         now: DateTime<Utc>,
     ) -> Stopping {
         if self.new_conditions.len() <= met.len() {
-            return Stopping::GoesOn;
+            return Stopping::Continues;
         }
         if delegates {
             return Stopping::Unclear;
@@ -128,7 +128,7 @@ impl Differences {
             let mut dealt_with = met.clone();
             dealt_with.extend((0..conditions.len()).filter(|it| !self.new_conditions.contains(it)));
             let Some((place, unreadable)) = self.judging.condition_met(&dealt_with, &facts) else {
-                return Stopping::GoesOn;
+                return Stopping::Continues;
             };
             met.insert(place);
             match conditions.get(place).map(|condition| condition.action) {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::calls::{Recorded, recorded};
+use super::calls::{RecordedDecision, recorded};
 use super::differences::{Differences, Stopping, starts_runs};
 use super::limits::ReplayLimits;
 use super::{Change, Replay};
@@ -32,7 +32,7 @@ pub(super) struct Judge {
 }
 
 /// A run with its judge.
-pub(super) struct Judged {
+pub(super) struct ReplayedRun {
     pub(super) run: RunRecord,
     pub(super) judge: Arc<Judge>,
     pub(super) differences: Differences,
@@ -45,7 +45,7 @@ pub(super) struct Judged {
 /// Judges the calls of runs whose journals follow one another; `None` if the time limit is reached.
 pub(super) fn judge_all(
     mut replay: Replay,
-    runs: &[Judged],
+    runs: &[ReplayedRun],
     journals: &[Event],
     until: Instant,
 ) -> Option<Replay> {
@@ -63,7 +63,7 @@ type NewDecision = (Decision, &'static str, Option<String>);
 
 /// The replay of one run.
 struct RunReplay<'r> {
-    judged: &'r Judged,
+    judged: &'r ReplayedRun,
     client_tools: HashSet<String>,
     budget: Budget,
     state: State,
@@ -86,7 +86,7 @@ struct RunReplay<'r> {
 }
 
 impl<'r> RunReplay<'r> {
-    fn new(judged: &'r Judged) -> Self {
+    fn new(judged: &'r ReplayedRun) -> Self {
         let overrides: Overrides =
             serde_json::from_value(judged.run.overrides.clone()).unwrap_or_default();
         let budget = judged.limits.budget_of(&overrides);
@@ -164,13 +164,18 @@ impl<'r> RunReplay<'r> {
     fn weigh(&mut self, at: DateTime<Utc>) {
         let Self { judged, conditions_met, state, delegates, .. } = self;
         match judged.differences.stopping(conditions_met, state, *delegates, at) {
-            Stopping::GoesOn => {}
+            Stopping::Continues => {}
             Stopping::Ends => self.ended_by = self.ended_by.or(Some("stop_conditions")),
             Stopping::Unclear => self.has_diverged = true,
         }
     }
 
-    fn judge_one(&mut self, replay: &mut Replay, recorded: &Recorded<'_>, at: DateTime<Utc>) {
+    fn judge_one(
+        &mut self,
+        replay: &mut Replay,
+        recorded: &RecordedDecision<'_>,
+        at: DateTime<Utc>,
+    ) {
         replay.calls += 1;
         let differences = &self.judged.differences;
         let is_hidden = match recorded.foreign {
@@ -204,7 +209,7 @@ impl<'r> RunReplay<'r> {
 
     /// Judges the dispatch of a call that needs an approval as before: by the budget, and by the rules if the
     /// approver has edited it.
-    fn judge_dispatch(&mut self, replay: &mut Replay, recorded: &Recorded<'_>) {
+    fn judge_dispatch(&mut self, replay: &mut Replay, recorded: &RecordedDecision<'_>) {
         let was_blocked = recorded.was == Some(Decision::Blocked.as_str());
         if self.has_diverged || was_blocked {
             return;
@@ -223,7 +228,7 @@ impl<'r> RunReplay<'r> {
     fn change(
         &self,
         replay: &mut Replay,
-        recorded: &Recorded<'_>,
+        recorded: &RecordedDecision<'_>,
         was: &str,
         (would_be, rule, reason): NewDecision,
     ) {
@@ -242,14 +247,14 @@ impl<'r> RunReplay<'r> {
     }
 
     /// The decision on a call that would exceed a budget.
-    fn over_budget(&self, recorded: &Recorded<'_>) -> Option<NewDecision> {
+    fn over_budget(&self, recorded: &RecordedDecision<'_>) -> Option<NewDecision> {
         let limits = &self.judged.limits;
         let exceeded = || limits.exceeded_by(recorded.consumes, &self.state, &self.budget);
         let limit = self.ended_by.or_else(exceeded)?;
         Some((Decision::Blocked, "budget", Some(format!("The budget {limit} is used up."))))
     }
 
-    fn decision(&self, recorded: &Recorded<'_>) -> NewDecision {
+    fn decision(&self, recorded: &RecordedDecision<'_>) -> NewDecision {
         let is_of_caller = self.client_tools.contains(recorded.tool);
         if !is_of_caller && !self.judged.limits.have(recorded.tool) {
             let why = "The definition does not have this tool.".to_owned();

@@ -19,7 +19,7 @@ use super::work::{AGENTS, Ledger, POISON};
 use super::{Fault, IS_RUNNING, PUT_BACK};
 use crate::agents::Catalogue;
 use crate::run::{Caller, Overrides, RunKind};
-use crate::runtime::{Accepted, CallPlace, Found, Mode, StartRequest};
+use crate::runtime::{Accepted, CallRef, Mode, ReviewFinding, StartRequest};
 use crate::store::QueuePlace;
 use crate::store::simulated::{KeptRun, SharedDatabase};
 
@@ -353,10 +353,13 @@ impl Schedule<'_> {
         for doubt in self.shared.database.doubts() {
             let Some(process) = self.serving() else { return };
             let has_happened = self.shared.ledger.has(doubt.run, doubt.step);
-            let found =
-                if has_happened { Found::Happened { result: None } } else { Found::DidNotHappen };
+            let found = if has_happened {
+                ReviewFinding::Happened { result: None }
+            } else {
+                ReviewFinding::DidNotHappen
+            };
             let runtime = process.runtime.clone();
-            let place = CallPlace { run: doubt.run, call: doubt.call, seq: None };
+            let place = CallRef { run: doubt.run, call: doubt.call, seq: None };
             process.spawn(async move {
                 let _ = runtime.review(&Caller::local(), place, found).await; // else at the next look
             });

@@ -160,7 +160,7 @@ impl Tool for Writing {
             if thread.await.unwrap_or_default() {
                 break;
             }
-            context.standing.held().await;
+            context.standing.until_valid().await;
         }
         tokio::time::sleep(self.drawn.millis(0, 100)).await;
         Ok("written".to_owned())

@@ -19,7 +19,7 @@ use crate::event::{ScanWarned, SkillActivated, ValidationError};
 use crate::run::{Caller, OnInjection, RunStatus};
 use crate::runtime::Runtime;
 use crate::runtime::background::SkillError;
-use crate::runtime::loaded::LoadedAgent;
+use crate::runtime::loaded_agents::LoadedAgent;
 use crate::runtime::uploads::Uploads;
 use crate::store::{NewRun, QueuePlace};
 use crate::tools::scan::scan_inputs;

@@ -3,8 +3,8 @@
 use uuid::Uuid;
 
 use crate::event::ValidationError;
-use crate::runtime::places::NoPlace;
 use crate::runtime::queue_admission::QueueRefusal;
+use crate::runtime::reservations::NoReservation;
 use crate::runtime::uploads::UploadError;
 use crate::store::{LimitReached, StoreError};
 
@@ -78,11 +78,11 @@ pub enum StartError {
     },
 }
 
-impl From<NoPlace> for StartError {
-    fn from(none: NoPlace) -> Self {
-        match none {
-            NoPlace::Limit(reached) => Self::TooManyRuns(reached),
-            NoPlace::Store(error) => Self::Store(error),
+impl From<NoReservation> for StartError {
+    fn from(error: NoReservation) -> Self {
+        match error {
+            NoReservation::Limit(reached) => Self::TooManyRuns(reached),
+            NoReservation::Store(error) => Self::Store(error),
         }
     }
 }
@@ -100,7 +100,7 @@ impl From<QueueRefusal> for StartError {
 }
 
 impl StartError {
-    pub(super) fn lost_place() -> Self {
+    pub(super) fn lost_reservation() -> Self {
         let why = "this replica was declared dead while the run began";
         Self::Store(StoreError::Unavailable(why.to_owned()))
     }

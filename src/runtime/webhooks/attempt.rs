@@ -52,7 +52,7 @@ pub(super) async fn attempt(
     delivery: &Delivery,
     body: Body,
 ) -> AttemptOutcome {
-    let Body { json, _room } = body; // held until the answer
+    let Body { json, _reservation } = body; // held until the answer
     let answer = match post(webhooks, delivery, json).await {
         Ok((status, _)) if status.is_success() => {
             return AttemptOutcome {

@@ -25,13 +25,13 @@ const PARTS_OF_LANE: u64 = 16;
 #[derive(Debug)]
 pub(super) struct Bodies {
     most: u64,
-    taken: Mutex<Taken>,
-    left: Notify,
+    reserved: Mutex<ReservedBytes>,
+    released: Notify,
 }
 
-/// Bytes that are taken. A lane is `<tenant> <host>`.
+/// Bytes that are reserved. A lane is `<tenant> <host>`.
 #[derive(Debug, Default)]
-struct Taken {
+struct ReservedBytes {
     in_all: u64,
     per_tenant: HashMap<String, u64>,
     per_lane: HashMap<String, u64>,
@@ -39,7 +39,7 @@ struct Taken {
 
 /// The memory reserved for one body.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct BodyReservation {
     bodies: Arc<Bodies>,
     lane: String,
     bytes: u64,
@@ -47,51 +47,51 @@ pub(super) struct Room {
 
 impl Bodies {
     pub(super) fn new() -> Arc<Self> {
-        Self::of(memory::part().unwrap_or(MOST).clamp(LEAST, MOST))
+        Self::of(memory::share_of_limit().unwrap_or(MOST).clamp(LEAST, MOST))
     }
 
     fn of(most: u64) -> Arc<Self> {
-        Arc::new(Self { most, taken: Mutex::default(), left: Notify::new() })
+        Arc::new(Self { most, reserved: Mutex::default(), released: Notify::new() })
     }
 
     /// Waits until there is memory for a body of this size. A body that exceeds a limit waits until it is the
     /// only one under that limit.
-    pub(super) async fn room(self: &Arc<Self>, lane: &str, bytes: u64) -> Room {
+    pub(super) async fn reserve(self: &Arc<Self>, lane: &str, bytes: u64) -> BodyReservation {
         let bytes = if bytes <= SMALL { 0 } else { bytes };
         loop {
-            let mut left = pin!(self.left.notified());
-            left.as_mut().enable();
-            if self.taken.lock().take(lane, bytes, self.most) {
-                return Room { bodies: Arc::clone(self), lane: lane.to_owned(), bytes };
+            let mut released = pin!(self.released.notified());
+            released.as_mut().enable();
+            if self.reserved.lock().try_add(lane, bytes, self.most) {
+                return BodyReservation { bodies: Arc::clone(self), lane: lane.to_owned(), bytes };
             }
-            left.await;
+            released.await;
         }
     }
 }
 
-impl Taken {
-    fn take(&mut self, lane: &str, bytes: u64, most: u64) -> bool {
-        let fits = |taken: Option<&u64>, most: u64| {
-            let taken = taken.copied().unwrap_or_default();
-            bytes == 0 || taken == 0 || taken + bytes <= most
+impl ReservedBytes {
+    fn try_add(&mut self, lane: &str, bytes: u64, most: u64) -> bool {
+        let fits = |reserved: Option<&u64>, most: u64| {
+            let reserved = reserved.copied().unwrap_or_default();
+            bytes == 0 || reserved == 0 || reserved + bytes <= most
         };
-        let is_room = fits(Some(&self.in_all), most)
+        let fits_all = fits(Some(&self.in_all), most)
             && fits(self.per_tenant.get(tenant(lane)), most / PARTS_OF_TENANT)
             && fits(self.per_lane.get(lane), most / PARTS_OF_LANE);
-        if is_room && bytes > 0 {
+        if fits_all && bytes > 0 {
             self.in_all += bytes;
             *self.per_tenant.entry(tenant(lane).to_owned()).or_default() += bytes;
             *self.per_lane.entry(lane.to_owned()).or_default() += bytes;
         }
-        is_room
+        fits_all
     }
 
-    fn leave(&mut self, lane: &str, bytes: u64) {
+    fn subtract(&mut self, lane: &str, bytes: u64) {
         self.in_all -= bytes;
         for (of, key) in [(&mut self.per_tenant, tenant(lane)), (&mut self.per_lane, lane)] {
-            if let Some(taken) = of.get_mut(key) {
-                *taken -= bytes;
-                if *taken == 0 {
+            if let Some(reserved) = of.get_mut(key) {
+                *reserved -= bytes;
+                if *reserved == 0 {
                     of.remove(key);
                 }
             }
@@ -99,24 +99,24 @@ impl Taken {
     }
 }
 
-impl Room {
+impl BodyReservation {
     /// Reduces the reservation to this size.
     pub(super) fn shrink_to(&mut self, bytes: u64) {
-        self.give_back(self.bytes.saturating_sub(bytes));
+        self.release(self.bytes.saturating_sub(bytes));
     }
 
-    fn give_back(&mut self, bytes: u64) {
+    fn release(&mut self, bytes: u64) {
         if bytes > 0 {
             self.bytes -= bytes;
-            self.bodies.taken.lock().leave(&self.lane, bytes);
-            self.bodies.left.notify_waiters();
+            self.bodies.reserved.lock().subtract(&self.lane, bytes);
+            self.bodies.released.notify_waiters();
         }
     }
 }
 
-impl Drop for Room {
+impl Drop for BodyReservation {
     fn drop(&mut self) {
-        self.give_back(self.bytes);
+        self.release(self.bytes);
     }
 }
 
@@ -129,28 +129,31 @@ mod tests {
     const LANE: u64 = 1 << 20;
 
     #[tokio::test]
-    async fn no_host_and_no_tenant_takes_all_room() {
+    async fn no_host_and_no_tenant_takes_all_memory() {
         let bodies = Bodies::of(16 * LANE);
-        let room = |lane: &str, bytes| bodies.room(lane, bytes).now_or_never();
+        let reserve = |lane: &str, bytes| bodies.reserve(lane, bytes).now_or_never();
         let mut of_acme = Vec::new();
         for host in 0..8 {
             let lane = format!("acme host{host}:443");
-            of_acme.push(room(&lane, LANE).unwrap());
-            assert!(room(&lane, SMALL + 1).is_none(), "this host has its part");
-            assert!(room(&lane, SMALL).is_some(), "small ones need none");
+            of_acme.push(reserve(&lane, LANE).unwrap());
+            assert!(reserve(&lane, SMALL + 1).is_none(), "this host has its part");
+            assert!(reserve(&lane, SMALL).is_some(), "small ones need none");
         }
-        assert!(room("acme host8:443", LANE).is_none(), "the tenant has its part");
-        assert!(room("other host0:443", 20 * LANE).is_none(), "a huge one is alone");
-        let mut other = room("other host0:443", 8 * LANE).unwrap();
-        assert!(room("third host0:443", LANE).is_none(), "there is no room");
+        assert!(reserve("acme host8:443", LANE).is_none(), "the tenant has its part");
+        assert!(reserve("other host0:443", 20 * LANE).is_none(), "a huge one is alone");
+        let mut other = reserve("other host0:443", 8 * LANE).unwrap();
+        assert!(reserve("third host0:443", LANE).is_none(), "no memory is left");
         other.shrink_to(LANE);
-        let third = room("third host0:443", LANE).unwrap();
-        let mut waiting = pin!(bodies.room("acme host8:443", LANE));
+        let third = reserve("third host0:443", LANE).unwrap();
+        let mut waiting = pin!(bodies.reserve("acme host8:443", LANE));
         assert!(waiting.as_mut().now_or_never().is_none());
         of_acme.pop();
         drop((waiting.await, of_acme, other, third));
-        assert!(room("other host0:443", 20 * LANE).is_some());
-        let taken = bodies.taken.lock();
-        assert_eq!((taken.in_all, taken.per_tenant.len(), taken.per_lane.len()), (0, 0, 0));
+        assert!(reserve("other host0:443", 20 * LANE).is_some());
+        let reserved = bodies.reserved.lock();
+        assert_eq!(
+            (reserved.in_all, reserved.per_tenant.len(), reserved.per_lane.len()),
+            (0, 0, 0)
+        );
     }
 }

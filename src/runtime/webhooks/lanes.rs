@@ -12,10 +12,10 @@ const MAX_OF_HANGING_LANE: usize = 1;
 /// Hanging lanes that are remembered; if there are more, all are forgotten.
 const MOST_HANGING: usize = 4096;
 
-/// What a try tells about its receiver.
+/// The state of a receiver, as an attempt has found it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answering {
-    /// Nothing.
+pub(super) enum ReceiverState {
+    /// Unknown: nothing was sent, or the outcome is lost.
     Unknown,
     /// It answers, or refuses at once.
     InTime,
@@ -49,8 +49,8 @@ impl Lanes {
         *self.per_lane.entry(lane.to_owned()).or_default() += 1;
     }
 
-    pub(super) fn leave(&mut self, lane: &str, answering: Answering) {
-        self.note(lane, answering);
+    pub(super) fn leave(&mut self, lane: &str, state: ReceiverState) {
+        self.note(lane, state);
         self.under_way -= 1;
         for (of, key) in [(&mut self.per_tenant, tenant(lane)), (&mut self.per_lane, lane)] {
             if let Some(count) = of.get_mut(key) {
@@ -62,12 +62,12 @@ impl Lanes {
         }
     }
 
-    fn note(&mut self, lane: &str, answering: Answering) {
-        match answering {
-            Answering::Unknown => {}
-            Answering::InTime => _ = self.hanging.remove(lane),
-            Answering::Hangs if self.hanging.contains(lane) => {}
-            Answering::Hangs => {
+    fn note(&mut self, lane: &str, state: ReceiverState) {
+        match state {
+            ReceiverState::Unknown => {}
+            ReceiverState::InTime => _ = self.hanging.remove(lane),
+            ReceiverState::Hangs if self.hanging.contains(lane) => {}
+            ReceiverState::Hangs => {
                 if self.hanging.len() >= MOST_HANGING {
                     self.hanging.clear();
                 }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_host_and_no_tenant_takes_all_places() {
+    fn no_host_and_no_tenant_takes_all_capacity() {
         let mut lanes = Lanes::default();
         for host in 0..20 {
             let lane = format!("acme host{host}:443");
@@ -96,29 +96,29 @@ mod tests {
             (0..free).for_each(|_| lanes.enter(&lane));
         }
         assert_eq!(lanes.free("other host1:443"), MAX_OF_LANE);
-        lanes.leave("acme host3:443", Answering::InTime);
+        lanes.leave("acme host3:443", ReceiverState::InTime);
         assert_eq!((lanes.free("acme host3:443"), lanes.free("acme host4:443")), (1, 0));
     }
 
     #[test]
-    fn a_host_that_hangs_has_one_place_until_it_answers() {
+    fn a_hanging_host_gets_one_delivery_until_it_answers() {
         let (mut lanes, lane) = (Lanes::default(), "acme host:443");
         (0..MAX_OF_LANE).for_each(|_| lanes.enter(lane));
-        lanes.leave(lane, Answering::Unknown);
+        lanes.leave(lane, ReceiverState::Unknown);
         assert_eq!(lanes.free(lane), 1);
         for _ in 1..MAX_OF_LANE {
-            lanes.leave(lane, Answering::Hangs);
+            lanes.leave(lane, ReceiverState::Hangs);
             let left = lanes.per_lane.get(lane).copied().unwrap_or_default();
             assert_eq!(lanes.free(lane), usize::from(left == 0));
         }
         assert_eq!(lanes.free("acme other:443"), MAX_OF_LANE);
         lanes.enter(lane);
-        lanes.leave(lane, Answering::InTime);
+        lanes.leave(lane, ReceiverState::InTime);
         assert_eq!((lanes.free(lane), lanes.hanging.len()), (MAX_OF_LANE, 0));
         for host in 0..3 * MOST_HANGING {
             let lane = format!("acme host{host}:443");
             lanes.enter(&lane);
-            lanes.leave(&lane, Answering::Hangs);
+            lanes.leave(&lane, ReceiverState::Hangs);
         }
         assert!(lanes.hanging.len() <= MOST_HANGING);
     }

@@ -7,19 +7,17 @@
 //! Runs do not take this lock. The short locks for the change of a single file, by runs and callers, are
 //! [`crate::tools::file_locks`]; they are taken after this one.
 
-use std::collections::HashMap;
 use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+use tokio::sync::OwnedMutexGuard;
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
+use crate::bounds::key_locks::KeyLocks;
 use crate::tools::file_locks::{is_unsupported, lock_file};
 
 /// How long to wait for the lock.
@@ -30,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The locks of all tenants.
 #[derive(Debug, Default)]
 pub(in crate::runtime) struct ChangeLocks {
-    tenants: Mutex<HashMap<String, Arc<AsyncMutex<()>>>>,
+    tenants: KeyLocks<String>,
     /// The directory of all workspaces, if it is on a shared volume.
     volume: Option<PathBuf>,
     has_no_locks: AtomicBool,
@@ -58,8 +56,7 @@ impl ChangeLocks {
     }
 
     async fn locked(&self, tenant: &str) -> io::Result<ChangeLock> {
-        let here = Arc::clone(self.tenants.lock().entry(tenant.to_owned()).or_default());
-        let here = here.lock_owned().await;
+        let here = self.tenants.lock(tenant.to_owned()).await;
         let Some(root) = &self.volume else {
             return Ok(ChangeLock { _volume: None, _here: here });
         };

@@ -1,15 +1,15 @@
 //! Files of workspaces that are stored in an object store, if `[tools.workspace] store` says so. The stored
 //! files are authoritative; the directory of this replica holds copies.
 //!
-//! Before the files of a workspace are used, the changes of other replicas are downloaded (`bringing`). What
+//! Before the files of a workspace are used, the changes of other replicas are downloaded (`download`). What
 //! a call or a caller has changed is uploaded to the object store and then, under the run's fence, recorded
-//! in the database (`storing`) before the call is answered. Changes that were not stored, because the run
+//! in the database (`upload`) before the call is answered. Changes that were not stored, because the run
 //! was lost in between, are undone before the workspace is used again.
 
-mod bringing;
-mod collecting;
 mod directory_locks;
-mod storing;
+mod download;
+mod garbage_collection;
+mod upload;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -32,7 +32,7 @@ use super::User;
 use crate::objects::{Objects, ObjectsError};
 use crate::store::{KeptContent, Store, StoreError};
 use crate::tools::Workspace;
-use crate::tools::keeping::{Keeper, NotKept, Touched};
+use crate::tools::file_store::{ChangedPaths, FileStore, NotStored};
 use crate::tools::layout::{self, Stamp};
 use crate::tools::quota::Quota;
 
@@ -66,25 +66,25 @@ pub(super) struct KeptFiles {
     id: OnceLock<String>,
     /// Whether the last use of the object store failed.
     is_failing: AtomicBool,
-    /// Whether it was unavailable at the last check.
-    is_away: AtomicBool,
+    /// Whether the object store was unavailable at the last check.
+    is_unavailable: AtomicBool,
 }
 
 /// The files of one tenant, as they are on this replica.
 struct Tenant {
     name: String,
-    known: Mutex<BTreeMap<String, Known>>,
+    known: Mutex<BTreeMap<String, KnownPath>>,
     scopes: Mutex<BTreeMap<String, Arc<WorkspaceDir>>>,
     /// Held while downloaded files get their paths.
-    placing: Mutex<()>,
+    placement_lock: Mutex<()>,
     /// Held from a write of paths until their new versions are known here.
-    noting: tokio::sync::Mutex<()>,
+    versions_lock: tokio::sync::Mutex<()>,
     locks: DirectoryLocks,
 }
 
 /// A path of which this replica has the stored version.
 #[derive(Debug, Clone)]
-struct Known {
+struct KnownPath {
     version: i64,
     content: KeptContent,
     /// Of a file: its stamp when it was downloaded or stored.
@@ -109,13 +109,13 @@ struct WorkspaceDir {
 }
 
 /// Stores the files of a workspace, for a run or for callers.
-struct ScopeKeeper {
+struct ScopeFileStore {
     scope: Arc<WorkspaceDir>,
     writer: Writer,
     user: User,
 }
 
-/// For whom files are stored.
+/// The writer of files.
 #[derive(Debug, Clone, Copy)]
 enum Writer {
     /// A run, under an epoch.
@@ -124,7 +124,7 @@ enum Writer {
     Caller(Option<Uuid>),
 }
 
-/// Why a try failed, which decides whether it is repeated.
+/// Why an attempt failed, which decides whether it is repeated.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -133,21 +133,21 @@ enum Failure {
     Objects(#[from] ObjectsError),
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The work is based on an old version; it begins again.
+    /// The attempt was based on an outdated version; it is repeated.
     #[error("{0}")]
-    Overtaken(String),
+    Outdated(String),
     #[error("another replica owns the run")]
     Fenced,
     #[error("the run or session of the files was deleted")]
     Orphaned,
-    /// It needs the exclusive lock of the directory.
+    /// The attempt needs the exclusive lock of the directory.
     #[error("others are changing files of the workspace")]
-    NotAlone,
+    NeedsExclusiveLock,
 }
 
-impl fmt::Debug for ScopeKeeper {
+impl fmt::Debug for ScopeFileStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ScopeKeeper")
+        f.debug_tuple("ScopeFileStore")
             .field(&self.scope.tenant.name)
             .field(&self.scope.directory)
             .finish()
@@ -175,7 +175,7 @@ impl KeptFiles {
             lock: OnceLock::new(),
             id: OnceLock::new(),
             is_failing: AtomicBool::new(false),
-            is_away: AtomicBool::new(false),
+            is_unavailable: AtomicBool::new(false),
         })
     }
 
@@ -195,14 +195,16 @@ impl KeptFiles {
             self.check_access().await
         };
         let fault = in_time(&self.objects, look).await.err();
-        self.is_away.store(fault.is_some(), Ordering::Relaxed);
+        self.is_unavailable.store(fault.is_some(), Ordering::Relaxed);
         fault
     }
 
     /// Resolves when a caller has waited long enough for an object store that is known to be unavailable.
     async fn caller_timeout(&self) {
         tokio::time::sleep(CALLERS_PATIENCE).await;
-        while !(self.is_failing.load(Ordering::Relaxed) || self.is_away.load(Ordering::Relaxed)) {
+        while !(self.is_failing.load(Ordering::Relaxed)
+            || self.is_unavailable.load(Ordering::Relaxed))
+        {
             tokio::time::sleep(CALLERS_POLL_INTERVAL).await;
         }
     }
@@ -239,13 +241,13 @@ impl KeptFiles {
     }
 
     /// What stores the files of a tenant's directory, without a run yet.
-    pub(super) fn keeper(
+    pub(super) fn file_store(
         self: &Arc<Self>,
         tenant: &str,
         directory: &str,
         user: User,
-    ) -> Arc<dyn Keeper> {
-        Arc::new(ScopeKeeper {
+    ) -> Arc<dyn FileStore> {
+        Arc::new(ScopeFileStore {
             scope: self.scope(tenant, directory),
             writer: Writer::Caller(None),
             user,
@@ -258,8 +260,8 @@ impl KeptFiles {
                 name: name.to_owned(),
                 known: Mutex::default(),
                 scopes: Mutex::default(),
-                placing: Mutex::default(),
-                noting: tokio::sync::Mutex::default(),
+                placement_lock: Mutex::default(),
+                versions_lock: tokio::sync::Mutex::default(),
                 locks: DirectoryLocks::default(),
             })
         }));
@@ -295,8 +297,8 @@ impl KeptFiles {
         let is_passing = match failure {
             Failure::Store(error) => error.is_transient(),
             Failure::Io(error) => !is_path_conflict(error),
-            Failure::Objects(_) | Failure::Overtaken(_) => true,
-            Failure::Fenced | Failure::Orphaned | Failure::NotAlone => false,
+            Failure::Objects(_) | Failure::Outdated(_) => true,
+            Failure::Fenced | Failure::Orphaned | Failure::NeedsExclusiveLock => false,
         };
         if !is_passing || since.elapsed() >= self.patience {
             tracing::warn!(error = %failure, "workspace files could not be synchronised with the object store");
@@ -331,14 +333,14 @@ pub(super) fn contains(directory: &str, path: &str) -> bool {
 }
 
 /// The known paths beneath a directory.
-fn known_beneath(known: &BTreeMap<String, Known>, directory: &str) -> Vec<String> {
+fn known_beneath(known: &BTreeMap<String, KnownPath>, directory: &str) -> Vec<String> {
     if directory == "." {
         return known.keys().cloned().collect();
     }
     known.range(beneath(directory)).map(|(path, _)| path.clone()).collect()
 }
 
-fn has_beneath(known: &BTreeMap<String, Known>, directory: &str) -> bool {
+fn has_beneath(known: &BTreeMap<String, KnownPath>, directory: &str) -> bool {
     known.range(beneath(directory)).next().is_some()
 }
 
@@ -403,50 +405,50 @@ async fn in_time(
     timeout(MAX_WAIT, look).await.unwrap_or_else(|_| late())
 }
 
-impl ScopeKeeper {
+impl ScopeFileStore {
     /// A run waits up to its limit; a caller does not wait for an unavailable object store.
     async fn in_time<T>(
         &self,
-        work: impl Future<Output = Result<T, NotKept>>,
-    ) -> Result<T, NotKept> {
+        work: impl Future<Output = Result<T, NotStored>>,
+    ) -> Result<T, NotStored> {
         match self.user {
             User::Run => work.await,
             User::Caller => tokio::select! {
                 done = work => done,
-                () = self.scope.kept.caller_timeout() => Err(NotKept::Unavailable),
+                () = self.scope.kept.caller_timeout() => Err(NotStored::Unavailable),
             },
         }
     }
 }
 
 #[async_trait]
-impl Keeper for ScopeKeeper {
-    fn of_run(&self, run: Uuid, epoch: i64) -> Arc<dyn Keeper> {
+impl FileStore for ScopeFileStore {
+    fn of_run(&self, run: Uuid, epoch: i64) -> Arc<dyn FileStore> {
         let (scope, writer) = (Arc::clone(&self.scope), Writer::Run(run, epoch));
         Arc::new(Self { scope, writer, user: User::Run })
     }
 
-    fn while_there(&self, run: Uuid) -> Arc<dyn Keeper> {
+    fn while_run_exists(&self, run: Uuid) -> Arc<dyn FileStore> {
         let (scope, writer) = (Arc::clone(&self.scope), Writer::Caller(Some(run)));
         Arc::new(Self { scope, writer, user: self.user })
     }
 
-    async fn refresh(&self) -> Result<(), NotKept> {
+    async fn refresh(&self) -> Result<(), NotStored> {
         self.in_time(self.scope.refresh()).await
     }
 
-    async fn begun(&self) {
+    async fn begin(&self) {
         self.scope.tenant.locks.lock_shared(&self.scope.directory).await;
     }
 
-    fn ended(&self, is_kept: bool) {
-        if !is_kept {
+    fn end(&self, is_stored: bool) {
+        if !is_stored {
             self.scope.is_tainted.store(true, Ordering::SeqCst);
         }
         self.scope.tenant.locks.unlock_shared(&self.scope.directory);
     }
 
-    async fn keep(&self, touched: Touched) -> Result<Vec<String>, NotKept> {
-        self.in_time(self.scope.keep(self.writer, touched)).await
+    async fn save(&self, changes: ChangedPaths) -> Result<Vec<String>, NotStored> {
+        self.in_time(self.scope.store_changes(self.writer, changes)).await
     }
 }

@@ -1,9 +1,9 @@
-//! A batch as one statement: one round trip, one implicit transaction.
+//! Writes a batch as one statement: one round trip, one implicit transaction.
 //!
-//! The statement is put together from the steps that a batch needs, because PostgreSQL prepares
-//! every part of a plan, used or not, each time it runs; a batch has one of a dozen shapes, each
-//! prepared once per connection. Rows are arrays, a column each, that `unnest` walks side by side
-//! in a select list: in `FROM` each array would be spooled on its own.
+//! The statement contains only the steps that a batch needs, because PostgreSQL initialises every part of a plan
+//! each time it runs, even unused ones. There are about a dozen different statements, each prepared once per
+//! connection. Rows are passed as one array per column, which `unnest` in a select list expands in parallel; in
+//! `FROM`, each array would be spooled separately.
 
 use std::fmt::Write;
 
@@ -21,8 +21,8 @@ const NOT_ALL_PASSED: &str = "22012";
 /// Begins an expression that fails (division by zero) unless every run has passed. The number of runs follows.
 const ALL_PASSED: &str = "1 / (CASE WHEN (SELECT count(*) FROM passed) =";
 
-/// Writes a batch as one statement; the runs that passed. `None`: some would not pass the fence, and
-/// nothing is written, because the sums of usage are those of all runs.
+/// Writes a batch as one statement; returns the runs that passed. `None`: some runs do not pass the fence, and
+/// nothing is written, because the sums of usage include all runs.
 pub(super) async fn write_at_once(
     connection: &mut PgConnection,
     batch: &Batch,
@@ -35,7 +35,7 @@ pub(super) async fn write_at_once(
     }
 }
 
-/// Writes a batch in the transaction of the connection; the runs that passed.
+/// Writes a batch in the transaction of the connection; returns the runs that passed.
 pub(super) async fn write(
     connection: &mut PgConnection,
     batch: &Batch,
@@ -50,7 +50,7 @@ pub(super) async fn write(
     Ok(passed)
 }
 
-/// With the step `usage`, the statement fails unless all runs pass.
+/// Runs the statement of a batch. With the step `usage`, it fails unless all runs pass.
 async fn run(
     connection: &mut PgConnection,
     batch: &Batch,
@@ -100,7 +100,7 @@ fn compose(batch: &Batch, usage: Option<&Step>) -> String {
     sql
 }
 
-/// Adds the statement of a step, for the rows that meet both its own condition and this one.
+/// Adds the statement of a step, for the rows that satisfy both its own condition and this one.
 fn add(sql: &mut String, bound: &mut usize, step: &Step, condition: &str) {
     let _ = write!(sql, "{} (SELECT ", step.head);
     for (index, column) in step.columns.iter().enumerate() {

@@ -1,12 +1,11 @@
-//! A pool of PostgreSQL connections that asks nothing of the server but our statements.
+//! A pool of PostgreSQL connections without additional round trips.
 //!
-//! `sqlx::Pool` sends a ping whenever a connection comes back, one more round trip beside each of
-//! ours; this one does not. A connection returns only after an answer: one that timed out, broke,
-//! or whose caller went away in the middle is closed, and a break closes the idle ones as well,
-//! which very likely broke with it.
+//! `sqlx::Pool` sends a ping whenever a connection is returned; this pool does not. A connection is returned only
+//! after an answer. A connection that timed out, broke, or whose caller was dropped during a statement is closed.
+//! If a connection breaks, all idle connections are closed as well, because they have probably broken, too.
 //!
-//! Where a caller has waited in vain, slow statements hold all connections: those who come after it
-//! wait for a short time only, so that a request which needs several connections is refused soon.
+//! If a caller has waited for a connection without success, slow statements hold all connections. Later callers
+//! then wait only for a short time, so that a request that needs several connections is refused soon.
 
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use crate::store::{ConnectionCounts, StoreError};
 
 /// How long a caller waits for a free connection, and for a new one to open.
 const ACQUIRE: Duration = Duration::from_secs(2);
-/// How long a caller waits for a free connection where another one has waited in vain not long ago.
+/// How long a caller waits for a free connection shortly after another one has waited without success.
 const ACQUIRE_WHEN_EXHAUSTED: Duration = Duration::from_millis(300);
 /// The limit of one operation, a little over the server's `statement_timeout`.
 const OPERATION: Duration = Duration::from_secs(6);
@@ -33,7 +32,7 @@ pub(super) struct Connections {
     options: PgConnectOptions,
     max: usize,
     permits: Semaphore,
-    /// When a caller has last waited in vain for a free one.
+    /// When a caller last waited for a free connection without success.
     exhausted_at: Mutex<Option<Instant>>,
     idle: Mutex<Vec<(PgConnection, Instant)>>,
 }
@@ -46,7 +45,7 @@ pub(super) struct PooledConnection<'p> {
 }
 
 impl Connections {
-    /// Opens nothing yet.
+    /// A pool without open connections.
     pub(super) fn new(options: PgConnectOptions, max: usize) -> Self {
         Self {
             options,
@@ -57,7 +56,7 @@ impl Connections {
         }
     }
 
-    /// A connection, waiting for one at most two seconds.
+    /// Waits for a connection, for two seconds at most.
     pub(super) async fn get(&self) -> Result<PooledConnection<'_>, StoreError> {
         let permit = timeout(self.patience(), self.permits.acquire()).await;
         let permit = permit.map_err(|_| {
@@ -99,12 +98,12 @@ impl Connections {
             .map_err(StoreError::from)
     }
 
-    /// Closes what is idle, and the rest as it comes back.
+    /// Closes idle connections now, and the others when they are returned.
     pub(super) async fn close(&self) {
         self.permits.close();
         let idle = std::mem::take(&mut *self.idle());
         for (connection, _) in idle {
-            // The server notices either way.
+            // The server detects the disconnection in any case.
             let _ = timeout(ACQUIRE, connection.close()).await;
         }
     }
@@ -115,7 +114,7 @@ impl Connections {
 }
 
 impl PooledConnection<'_> {
-    /// Keeps the connection for others, unless the result casts doubt on it.
+    /// Returns the connection to the pool, unless the result shows that it may be broken.
     pub(super) fn settle<T>(self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         match &result {
             Err(error) if error.is_transient() && !matches!(error, StoreError::Conflict(_)) => {
@@ -142,7 +141,7 @@ impl DerefMut for PooledConnection<'_> {
     }
 }
 
-/// Bounds an operation, whatever the server does.
+/// Runs an operation with a timeout.
 pub(super) async fn within<T>(
     operation: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {

@@ -1,9 +1,8 @@
 //! Hints between replicas over LISTEN/NOTIFY: a run was queued, a run shall be cancelled, a key was
 //! revoked.
 //!
-//! Only hints: a receiver asks the tables, and on [`Wakeup::Resync`] asks for
-//! everything. Nothing is notified inside a commit of events, where it would serialise the commits
-//! of all replicas.
+//! A hint has no data: a receiver reads the tables, and on [`Wakeup::Resync`] reads everything. Commits of events
+//! send no notifications, because these would serialise the commits of all replicas.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -22,12 +21,12 @@ const QUEUE: &str = "queue";
 const KEYS: &str = "keys";
 /// The pause before the listener connects again.
 const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
-/// A connection that was silent for so long is pinged.
+/// A connection is pinged after this time without a message.
 const PING_AFTER_SILENCE: Duration = Duration::from_secs(5);
 /// How long the answer to that ping may take.
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a hint is sent as.
+/// The payload of a hint.
 pub(super) fn payload(wakeup: Wakeup) -> String {
     match wakeup {
         Wakeup::Queue => QUEUE.to_owned(),
@@ -40,7 +39,7 @@ pub(super) fn payload(wakeup: Wakeup) -> String {
 /// The listener, started by the first subscription.
 pub(super) struct Wakeups {
     options: PgConnectOptions,
-    /// Otherwise everything is found by polling.
+    /// Whether there is a listener; without one, changes are found by polling.
     listens: bool,
     hints: broadcast::Sender<Wakeup>,
     task: OnceLock<AbortHandle>,

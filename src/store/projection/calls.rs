@@ -1,4 +1,4 @@
-//! The rows of tool calls: what a run's events make of them, and the payloads that stay in the events.
+//! The rows of tool calls, computed from a run's events, and the payloads that remain in the events.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,12 @@ use crate::event::{Awaited, CallFailure, Event, Resolved, RunEvent, WaitKind};
 use crate::message::{AssistantMessage, CallTarget, ToolCall};
 use crate::store::tables::{CallProposal, CallState, ToolCallRecord};
 
-/// A call's row as a write leaves it.
+/// The changes of a call's row by one write.
 #[derive(Debug, PartialEq)]
 pub struct CallChange {
-    /// Where it comes from, if it was proposed in the same write.
+    /// The proposal, if the call was proposed in this write.
     pub proposal: Option<CallProposal>,
-    /// Where it stands; what is absent stays as it is.
+    /// The new state; absent columns keep their values.
     pub state: CallState,
 }
 
@@ -48,9 +48,9 @@ impl<'a> RunCalls<'a> {
                 row.reason.clone_from(&call.reason);
                 row.started_at.get_or_insert(event.at);
             }
-            RunEvent::ApprovalRequested(awaited) => self.ask(event.seq, awaited),
-            RunEvent::ApprovalResolved(resolved) => self.decide(event.seq, resolved),
-            RunEvent::ToolCallAwaitingClient(awaited) => self.hand_out(event.at, awaited),
+            RunEvent::ApprovalRequested(awaited) => self.request_approval(event.seq, awaited),
+            RunEvent::ApprovalResolved(resolved) => self.resolve_approval(event.seq, resolved),
+            RunEvent::ToolCallAwaitingClient(awaited) => self.await_client(event.at, awaited),
             RunEvent::ToolCallCompleted(call) => {
                 if call.target != CallTarget::Tool {
                     return;
@@ -66,7 +66,7 @@ impl<'a> RunCalls<'a> {
                 row.is_error = call.failure.is_some();
                 row.cached = call.cached;
                 row.finished_at = Some(event.at);
-                row.duration_ms = Some(call.duration_ms);
+                row.duration_ms = call.known_duration_ms();
                 row.result_seq = Some(event.seq);
             }
             RunEvent::ToolCallBlocked(call) => {
@@ -108,7 +108,7 @@ impl<'a> RunCalls<'a> {
         }
     }
 
-    fn ask(&mut self, seq: i64, awaited: &Awaited) {
+    fn request_approval(&mut self, seq: i64, awaited: &Awaited) {
         match awaited.kind {
             WaitKind::Approval => {
                 let row = self.row(awaited.call_id);
@@ -124,7 +124,7 @@ impl<'a> RunCalls<'a> {
         }
     }
 
-    fn hand_out(&mut self, at: DateTime<Utc>, awaited: &Awaited) {
+    fn await_client(&mut self, at: DateTime<Utc>, awaited: &Awaited) {
         let effect = awaited.actions.iter().map(|action| action.effect).max();
         let row = self.row(awaited.call_id);
         row.state = "awaiting_client".into();
@@ -137,7 +137,7 @@ impl<'a> RunCalls<'a> {
         row.reason = Some(awaited.reason.clone());
     }
 
-    fn decide(&mut self, seq: i64, resolved: &Resolved) {
+    fn resolve_approval(&mut self, seq: i64, resolved: &Resolved) {
         if resolved.kind == WaitKind::Approval {
             self.row(resolved.call_id).approval_seq = Some(seq);
         }
@@ -193,8 +193,8 @@ impl ToolCallRecord {
     }
 }
 
-/// Fills in the arguments and results of calls from the events that have them: the arguments that an
-/// approver wrote, where one did.
+/// Fills in the arguments and results of calls from their events. Arguments that an approver has edited replace the
+/// proposed ones.
 pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
     let events: HashMap<i64, RunEvent> =
         events.into_iter().map(|event| (event.seq, event.what)).collect();
@@ -224,7 +224,7 @@ pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
     }
 }
 
-/// What a call was made with: a text where that is no JSON.
+/// The arguments of a call; a string if they are not JSON.
 fn arguments(call: &ToolCall) -> Value {
     json::read(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }

@@ -1,4 +1,4 @@
-//! Events as they stand in the rows of the journal.
+//! The encoding of events in rows of the journal.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -40,7 +40,7 @@ fn events_text(events: &[Event]) -> Result<String, StoreError> {
     Ok(text)
 }
 
-/// An event as it stands in the journal.
+/// An event as it is encoded in the journal.
 #[derive(Deserialize)]
 struct StoredEvent<'t> {
     at: i64,

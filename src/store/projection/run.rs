@@ -1,4 +1,4 @@
-//! A run's row, as its writes leave it, and what else the row says.
+//! A run's row: how writes change it, and values that are derived from it.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use crate::store::sql;
 use crate::store::tables::{RunOpening, RunProgress, RunRecord};
 use crate::store::{FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 
-/// A run's row as a write leaves it.
+/// The changes of a run's row by one write.
 #[derive(Debug, PartialEq)]
 pub struct RunChange {
     /// The fence: the stored `next_seq`.
     pub first_seq: i64,
-    /// What this write says.
+    /// The columns that every write sets.
     pub progress: RunProgress,
-    /// What never changes, where this is the run's first write.
+    /// The columns that never change, if this is the run's first write.
     pub opening: Option<RunOpening>,
 }
 
 impl RunRecord {
-    /// The row as the first and only write of a run leaves it.
+    /// The row after the first write of a run.
     ///
     /// # Errors
     /// [`StoreError::Failed`] for a write without events or that is not a run's first.
@@ -36,7 +36,7 @@ impl RunRecord {
         Ok(record)
     }
 
-    /// Fills in what the last event has, where that is the end.
+    /// Fills in the output from the last event, if that ends the run.
     pub(in crate::store) fn take_ending(&mut self, last: Option<&Event>) {
         let outcome = last.and_then(|event| event.what.ending()).map(|ending| &ending.outcome);
         self.output = outcome.and_then(Outcome::output).cloned();
@@ -48,17 +48,17 @@ impl RunRecord {
         self.next_seq - 1
     }
 
-    /// The time before which it is not taken from the queue; `None` as soon as that has come.
+    /// The time before which the run is not claimed; `None` once it has passed.
     pub fn not_before(&self) -> Option<DateTime<Utc>> {
         self.available_at.filter(|at| self.started_at.is_none() && *at > clock::now())
     }
 
-    /// Whether it has started others.
+    /// Whether it has started child runs.
     pub fn has_delegated(&self) -> bool {
         self.tools_used.iter().any(|tool| Delegation::of_tool(tool).is_some())
     }
 
-    /// How long it has been under way, without the time in which it waited.
+    /// How long the run has been in progress, without the time in which it was parked.
     pub fn active(&self) -> TimeDelta {
         let until = self.waiting_since.or(self.finished_at).unwrap_or_else(clock::now);
         let waited = TimeDelta::milliseconds(self.waited_ms);
@@ -66,7 +66,7 @@ impl RunRecord {
         active.unwrap_or_default().max(TimeDelta::zero())
     }
 
-    /// What the run has consumed, as far as its row says.
+    /// The totals of the run, as far as its row has them.
     pub fn totals(&self) -> Totals {
         Totals {
             attempts: self.attempts,

@@ -1,4 +1,4 @@
-//! How types of ours are columns.
+//! Conversion between our types and columns.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -9,17 +9,17 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::{Kind, Row, StoreError, Value, unreadable};
-use crate::event::{AuditAction, InputAsked, Resolution, WaitKind};
+use crate::event::{AuditAction, InputRequired, Resolution, WaitKind};
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
 use crate::store::{ApprovalStatus, DeliveryStatus};
 
-/// What can be bound.
+/// A type that can be bound as a parameter.
 pub(in crate::store) trait Param: Sized {
     const KIND: Kind;
     fn value(self) -> Value;
 }
 
-/// What can be read as well; `None` where the column is absent.
+/// A type that can also be read from a column; `None` if the column is NULL.
 pub(in crate::store) trait Field: Param {
     fn read(row: &Row, column: &str) -> Result<Option<Self>, StoreError>;
 }
@@ -80,7 +80,7 @@ macro_rules! counts {
 
 counts!(u32, u64);
 
-/// Text cannot hold NUL, and a model may write one; the journal keeps what it wrote, escaped.
+/// PostgreSQL text cannot contain NUL characters, which a model may write. The journal keeps them, escaped.
 fn clean(text: Cow<'_, str>) -> String {
     if text.contains('\0') { text.replace('\0', "\u{FFFD}") } else { text.into_owned() }
 }
@@ -158,7 +158,7 @@ documents! {
     Json;
     RunError;
     Resolution;
-    InputAsked;
+    InputRequired;
     Vec<Uuid>, absent where Vec::<Uuid>::is_empty;
     Vec<String>, absent where Vec::<String>::is_empty;
     Consumption, absent where Consumption::is_nothing;

@@ -1,6 +1,6 @@
-//! Copies what was committed from the write-ahead log into the database file
-//! (<https://www.sqlite.org/wal.html>), on a connection of its own: where the connection that writes
-//! does it, every thousandth page makes a commit wait until a thousand others are on the disk.
+//! Copies committed pages from the write-ahead log into the database file (<https://www.sqlite.org/wal.html>), on
+//! a separate connection. If the writing connection did it, every thousandth page would make a commit wait until
+//! a thousand pages are on the disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use super::Writer;
 
 /// The pause between two checks of the log, while there are commits.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The same after a failure.
+/// The pause after a failure.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
-/// Pages in the log from which on they are copied: 4 MiB.
+/// Number of pages in the log from which on they are copied: 4 MiB.
 const MIN_PAGES: i64 = 1_000;
-/// Pages in the log from which on commits wait until the rest is copied, so that the log begins
-/// anew: 32 MiB.
+/// Number of pages in the log from which on commits wait until the rest is copied, so that the log can start over:
+/// 32 MiB.
 const MAX_PAGES: i64 = 8_000;
 
 /// The background task that copies. It ends when this is dropped.
@@ -39,12 +39,12 @@ impl Checkpoints {
         Self { committed, stop: stop.drop_guard(), task }
     }
 
-    /// There is something new in the log.
+    /// Notes that a commit has added pages to the log.
     pub(super) fn note_commit(&self) {
         self.committed.notify_one();
     }
 
-    /// Waits until its connection is closed.
+    /// Stops the task, and waits until its connection is closed.
     pub(super) async fn end(&self) {
         self.stop.token().cancel();
         if let Some(task) = self.task.lock().await.take() {
@@ -92,9 +92,9 @@ async fn copy(connection: &mut SqliteConnection, writer: &Mutex<Writer>) -> sqlx
         return Ok(());
     }
     let log = checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
-    // A reader of what was before keeps the rest from being copied, however often that is tried.
+    // A reader of an older state prevents the rest from being copied, however often that is tried.
     if log.pages >= MAX_PAGES && log.copied > before.copied {
-        // Only what was committed since is left, and the next commit finds all of it copied.
+        // Only the latest commits remain, and while nothing is written all of them can be copied.
         let _nothing_is_written = writer.lock().await;
         checkpoint(connection, "PRAGMA wal_checkpoint(PASSIVE)").await?;
     }

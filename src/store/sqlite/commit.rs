@@ -1,7 +1,7 @@
-//! A batch as scripts, so that the thread of the connection is asked seldom: two for a small one, the
-//! fence and what follows for the runs that passed it; one a step for a large one. A script is prepared
-//! once a connection, since its text repeats: small batches have few shapes, and the rows of a large
-//! one are filled up to a power of two.
+//! Writes a batch as scripts of several statements, so that there are few round trips to the thread of the
+//! connection. A small batch needs two scripts: the fence, and the other steps for the runs that passed. A large
+//! batch needs one script per step. Scripts are prepared once per connection, because their texts repeat: small
+//! batches have few variants, and the rows of large ones are padded to a power of two.
 
 use std::fmt::Write;
 
@@ -13,9 +13,9 @@ use crate::store::StoreError;
 use crate::store::batch::{Batch, Cancelling, Passed, Step};
 use crate::store::sql::{Row, Value};
 
-/// Rows of one statement: under SQLite's limit of 32,766 parameters whatever the table.
+/// Rows of one statement: below SQLite's limit of 32,766 parameters for every table.
 const MAX_ROWS: usize = 256;
-/// Rows of a small batch.
+/// Rows of a small batch, at most.
 const SMALL: usize = 16;
 
 /// Several statements that run one after the other.
@@ -25,7 +25,7 @@ struct Script {
     arguments: SqliteArguments,
 }
 
-/// Writes a batch between two statements; the runs that passed.
+/// Writes a batch between two statements; returns the runs that passed.
 pub(super) async fn write(
     connection: &mut SqliteConnection,
     mut batch: Batch,
@@ -50,7 +50,7 @@ pub(super) async fn write(
     Ok(passed)
 }
 
-/// Runs steps between two statements; the rows that they return.
+/// Runs steps between two statements; returns their rows.
 async fn run(
     connection: &mut SqliteConnection,
     before: &str,
@@ -75,7 +75,7 @@ impl Script {
     /// `is_exact`: the statements have no more rows than the step.
     fn add(&mut self, step: Step, is_exact: bool) -> Result<(), StoreError> {
         let names: Vec<&str> = step.columns.iter().map(|column| column.name).collect();
-        // One that has a value in every row.
+        // A column that has a value in every row; padding rows have NULL.
         let keys = ["run_id", "id", "tenant"];
         let key = keys.into_iter().find(|key| names.contains(key)).unwrap_or_default();
         let row = format!("(?{})", ", ?".repeat(names.len().saturating_sub(1)));

@@ -1,11 +1,11 @@
-//! Points at which a test lets the process die, as a crash would, or have no thread to spare: the n-th
-//! time that one is reached.
+//! Fail points for tests: when a point is reached for the n-th time, the process dies as in a crash, or all
+//! threads of the runtime are busy for a while.
 //!
-//! `CRASH_POINT=after_commit:7` names the point and n. `BUSY_POINT=after_commit:7:5000` has all threads of the
-//! runtime compute from there on, for so many milliseconds. Only debug builds, and those with the feature
-//! `failpoints`, know of them; there is no timing in it, so what a test has seen once it sees again.
+//! `CRASH_POINT=after_commit:7` names the point and n. `BUSY_POINT=after_commit:7:5000` also has the duration in
+//! milliseconds. Fail points exist only in debug builds and with the feature `failpoints`. They do not depend on
+//! time, so tests are reproducible.
 
-/// Ends the process here, or leaves it no thread, if that is to happen here.
+/// Ends the process or blocks all threads, if a fail point is set here.
 pub fn point(name: &str) {
     if cfg!(any(debug_assertions, feature = "failpoints")) {
         armed::reached(name);
@@ -22,10 +22,10 @@ mod armed {
     static DEATH: LazyLock<Option<Plan>> = LazyLock::new(|| Plan::of("CRASH_POINT"));
     static BUSY: LazyLock<Option<Plan>> = LazyLock::new(|| Plan::of("BUSY_POINT"));
 
-    /// Tasks for each thread: one that is idle takes some of those that another one has.
+    /// Tasks per thread: an idle thread steals tasks of other threads.
     const TASKS: usize = 8;
 
-    /// What a variable of the environment says.
+    /// Parses an environment variable.
     struct Plan {
         point: String,
         nth: u64,

@@ -23,7 +23,7 @@ const PROGRAMS: [&str; 4] =
     ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 /// Where it is looked for.
 const DIRECTORIES: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/bin"];
-/// What a message about a missing browser advises.
+/// The advice in a message about a missing browser.
 pub const INSTALL: &str =
     "install Chromium (Debian: apt install chromium), or name it in [tools.browser] path";
 /// Characters of a line on its standard error that are kept.
@@ -84,7 +84,7 @@ pub fn program(configured: &Path) -> Option<PathBuf> {
 }
 
 impl Chromium {
-    /// Starts it, with the sandbox that it makes for its pages wherever it can make one.
+    /// Starts it, with its own sandbox for pages if the machine supports that.
     ///
     /// # Errors
     /// Why it does not start.
@@ -101,7 +101,7 @@ impl Chromium {
 
     async fn start_as(program: &Path, sandboxed: bool) -> Result<Self, String> {
         let started = Self::spawn(program, sandboxed).map_err(|error| error.to_string())?;
-        // A window that is opened, and what runs beside pages, stops until it is attended to.
+        // A new window or worker is paused until it is set up.
         let targets = json!({"autoAttach": true, "waitForDebuggerOnStart": true, "flatten": true});
         match started.connection.call(None, "Target.setAutoAttach", targets).await {
             Ok(_) => Ok(started),
@@ -182,7 +182,7 @@ impl Drop for Chromium {
     }
 }
 
-/// Keeps the last line that it writes for people: why it does not start.
+/// Keeps the last line of its standard error, which says why it does not start.
 async fn keep_last_line(errors: ChildStderr, last_line: Arc<Mutex<String>>) {
     let mut errors = BufReader::new(errors);
     let mut line = Vec::new();

@@ -1,7 +1,7 @@
 //! The DevTools protocol over a pipe: commands and their replies, and events by session.
 //!
-//! What the browser says is not trusted: a message has a size, events that are not read in time end
-//! the page that they are of, and what cannot be read is skipped.
+//! The browser's messages are not trusted: their size is bounded, events that are not read in time close
+//! their page, and unreadable messages are skipped.
 //!
 //! Protocol: <https://chromedevtools.github.io/devtools-protocol/>, JSON texts that end in a zero byte.
 
@@ -40,7 +40,7 @@ pub(super) struct Event {
     pub(super) params: Value,
 }
 
-/// Where events of a page go.
+/// Receives the events of a page.
 pub(super) type EventSender = mpsc::Sender<Event>;
 
 /// A connection to a browser. It closes when it is dropped.
@@ -53,14 +53,14 @@ pub(super) struct Connection {
 #[derive(Default)]
 struct Shared {
     replies: Mutex<HashMap<u64, oneshot::Sender<Result<Value, String>>>>,
-    /// Who reads the events of a session.
+    /// The receivers of events by session.
     sessions: Mutex<HashMap<String, EventSender>>,
     /// Receivers of new targets in a browser context.
     contexts: Mutex<HashMap<String, EventSender>>,
     closed: CancellationToken,
 }
 
-/// Forgets a command whose caller was cancelled.
+/// Removes a command whose caller was cancelled.
 struct Awaited<'a> {
     id: u64,
     shared: &'a Shared,
@@ -92,7 +92,7 @@ impl Connection {
     /// One command, of the browser or of a session, and its reply.
     ///
     /// # Errors
-    /// What the browser says, or that it is gone.
+    /// The browser's error, or that it has ended.
     pub(super) async fn call(
         &self,
         session: Option<&str>,
@@ -139,7 +139,7 @@ impl Connection {
         self.shared.sessions.lock().remove(session);
     }
 
-    /// Ends all that is sent there.
+    /// Stops sending events there.
     pub(super) fn unsubscribe_all(&self, events: &EventSender) {
         self.shared.sessions.lock().retain(|_, other| !other.same_channel(events));
         self.shared.contexts.lock().retain(|_, other| !other.same_channel(events));

@@ -13,12 +13,13 @@ use base64::prelude::BASE64_STANDARD;
 use cap_std::fs::Dir;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use url::Url;
 
 use super::chromium::Chromium;
-use super::connection::Connection;
+use super::connection::{Connection, Event};
 use super::downloads::Download;
-use super::tab::{Tab, handle_events};
+use super::tab::{Tab, dispose, handle_events};
 use super::traffic::{NetworkAccess, OpenAccess, Traffic};
 use crate::outbound::Client;
 
@@ -35,6 +36,7 @@ const PART: u32 = 2;
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Tries to evaluate a script in a page that is reloaded in the meantime.
 const TRIES: usize = 5;
+const GONE: &str = "the browser has ended";
 /// The browser's answer where a page has no document at the moment.
 const DETACHED: &str = "Not attached to an active page";
 /// Bytes of its text.
@@ -70,24 +72,19 @@ impl Page {
         viewport: Viewport,
         timeout: Duration,
     ) -> Result<Self, String> {
-        let browser = |method, params| chromium.call(None, method, params);
-        let context =
-            browser("Target.createBrowserContext", json!({"disposeOnDetach": true})).await?;
+        let own = json!({"disposeOnDetach": true});
+        let context = chromium.call(None, "Target.createBrowserContext", own).await?;
         let context = text(&context["browserContextId"])?;
         let (sender, mut events) = Connection::channel();
-        chromium.connection().watch_context(&context, sender.clone());
-        let Viewport { width, height } = viewport;
-        let created = browser(
-            "Target.createTarget",
-            json!({"url": "about:blank", "browserContextId": context, "width": width, "height": height}),
-        );
-        let target = text(&created.await?["targetId"])?;
-        let session = loop {
-            let Some(event) = events.recv().await else {
-                return Err("the browser has ended".into());
-            };
-            if event.params["targetInfo"]["targetId"] == target.as_str() {
-                break text(&event.params["sessionId"])?;
+        let subscription = sender.downgrade();
+        chromium.connection().watch_context(&context, sender);
+        let attached = attached(chromium, &context, viewport, &mut events).await;
+        let attached = attached.and_then(|ids| Ok((ids, subscription.upgrade().ok_or(GONE)?)));
+        let ((target, session), sender) = match attached {
+            Ok(attached) => attached,
+            Err(why) => {
+                dispose(chromium, &context, &subscription).await;
+                return Err(why);
             }
         };
         chromium.connection().subscribe(&session, sender.clone());
@@ -123,7 +120,7 @@ impl Page {
         self.tab.is_open()
     }
 
-    /// Lets it ask the network as a call may, until the answer is dropped.
+    /// Gives it the network access of a call, until the returned guard is dropped.
     pub(super) fn open_network(&self, access: NetworkAccess) -> OpenAccess<'_> {
         self.tab.begin();
         self.tab.traffic.open(access)
@@ -153,7 +150,7 @@ impl Page {
         }
     }
 
-    /// Has the browser store what the page downloads, until [`Self::downloaded`].
+    /// Makes the browser store the downloads of the page, until [`Self::downloaded`].
     pub(super) async fn accept_downloads(&self) -> Result<(), String> {
         let place = self.tab.downloads.begin(&self.tab.chromium.downloads());
         let place = place.map_err(|error| format!("no file can be stored: {}", error.kind()))?;
@@ -162,7 +159,7 @@ impl Page {
         self.tab.chromium.call(None, "Browser.setDownloadBehavior", accept).await.map(|_| ())
     }
 
-    /// What began to arrive since then, and where it is.
+    /// The downloads that began since then, and their directory.
     pub(super) async fn downloaded(&self) -> Option<(Arc<Dir>, Vec<Download>)> {
         let arrive = async {
             while self.tab.downloads.are_arriving() && self.is_open() {
@@ -191,7 +188,7 @@ impl Page {
         self.settle().await
     }
 
-    /// Replaces what stands in a field. A line break at the end presses Enter.
+    /// Replaces the content of a field. A line break at the end presses Enter.
     pub(super) async fn enter(&self, selector: &str, text: &str) -> Result<(), String> {
         let line = text.trim_end_matches('\n');
         let focus = format!("focus({}, {})", Value::from(selector), Value::from(line));
@@ -243,7 +240,7 @@ impl Page {
         BASE64_STANDARD.decode(data).map_err(|_| "the browser gave no picture".to_owned())
     }
 
-    /// Waits until it is loaded and asks nothing any more, within bounds.
+    /// Waits until it is loaded and sends no more requests, within bounds.
     async fn settle(&self) -> Result<(), String> {
         let settled = async {
             loop {
@@ -322,6 +319,77 @@ fn accepted(selector: &str, answer: &Value) -> Result<(), String> {
     }
 }
 
+/// Opens a tab in a context; the ids of its target and its session.
+async fn attached(
+    chromium: &Chromium,
+    context: &str,
+    Viewport { width, height }: Viewport,
+    events: &mut mpsc::Receiver<Event>,
+) -> Result<(String, String), String> {
+    let blank = json!({"url": "about:blank", "browserContextId": context, "width": width, "height": height});
+    let created = chromium.call(None, "Target.createTarget", blank).await?;
+    let target = text(&created["targetId"])?;
+    while let Some(event) = events.recv().await {
+        if event.params["targetInfo"]["targetId"] == target.as_str() {
+            return Ok((target, text(&event.params["sessionId"])?));
+        }
+    }
+    Err(GONE.into())
+}
+
 fn text(value: &Value) -> Result<String, String> {
     value.as_str().map(str::to_owned).ok_or_else(|| "the browser answers in an unknown way".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// A browser without tabs: each is refused, or never attached.
+    const BROWSER: &str = r#"#!/usr/bin/env python3
+import json, os
+left, contexts, tabs = b"", 0, 0
+while chunk := os.read(3, 65536):
+    *messages, left = (left + chunk).split(b"\0")
+    for asked in map(json.loads, messages):
+        answer = {"result": {"browserContextId": "c", "targetId": "t"}}
+        if asked["method"] == "Target.createBrowserContext":
+            contexts += 1
+        elif asked["method"] == "Target.disposeBrowserContext":
+            contexts -= 1
+        elif asked["method"] == "Target.createTarget":
+            tabs += 1
+            if asked["params"]["width"] == 1:
+                answer = {"error": {"message": "no room"}}
+        elif asked["method"] == "count":
+            answer = {"result": {"contexts": contexts, "tabs": tabs}}
+        os.write(4, json.dumps({"id": asked["id"], **answer}).encode() + b"\0")
+"#;
+
+    #[tokio::test]
+    async fn a_context_without_its_tab_ends_and_waits_for_no_browser_that_has_ended() {
+        let place = tempfile::tempdir().unwrap();
+        let program = place.path().join("browser");
+        std::fs::write(&program, BROWSER).unwrap();
+        for path in [place.path(), program.as_path()] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let chromium = Arc::new(Chromium::start(&program).await.unwrap());
+        let page = |width| {
+            let viewport = Viewport { width, height: 1 };
+            let chromium = Arc::clone(&chromium);
+            async move { Page::new(&chromium, Client::new(), viewport, RESTLESS).await.err() }
+        };
+        let count = async || chromium.call(None, "count", json!({})).await.unwrap();
+        assert_eq!(page(1).await.as_deref(), Some("no room"));
+        assert_eq!(count().await, json!({"contexts": 0, "tabs": 1}));
+        let waiting = tokio::spawn(page(2));
+        while count().await["tabs"] == 1 {
+            tokio::task::yield_now().await;
+        }
+        chromium.connection().close();
+        assert_eq!(waiting.await.unwrap().as_deref(), Some(GONE));
+    }
 }

@@ -6,7 +6,6 @@
 //! of a tenant in the order in which they came, and tenants in turn.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,15 +17,16 @@ use uuid::Uuid;
 
 use super::chromium::{self, Chromium, INSTALL};
 use super::page::{Page, Viewport};
+use crate::bounds::key_locks::KeyLocks;
 use crate::outbound::Client;
 
 /// A browser without pages, and the page of a parked run, closes after this time.
 const IDLE: Duration = Duration::from_mins(1);
 /// A page that is not used closes after this time.
 const UNUSED: Duration = Duration::from_mins(10);
-/// Between two looks at what is idle.
+/// The interval at which idle pages are looked for.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// Between two looks for a page that is not in use any more, at most.
+/// The longest interval at which a free page is looked for.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// A browser that has no page ready after this time is ended.
 const READY: Duration = Duration::from_secs(20);
@@ -43,9 +43,6 @@ pub struct BrowserSettings {
     pub viewport: Viewport,
 }
 
-/// Locks by what they are of.
-type Locks<K> = parking_lot::Mutex<HashMap<K, Weak<Mutex<()>>>>;
-
 pub(super) struct Pool {
     settings: BrowserSettings,
     client: Client,
@@ -53,9 +50,9 @@ pub(super) struct Pool {
     /// Whether there is a browser, as far as that is known without waiting.
     is_running: AtomicBool,
     /// A lock for each run, so that its calls use its page one after another.
-    turns: Locks<Uuid>,
+    turns: KeyLocks<Uuid>,
     /// A lock for each tenant, which serialises its runs that wait for a page.
-    queues: Locks<String>,
+    queues: KeyLocks<String>,
     /// Held by the run that is next to get a page. The first waiting run of each tenant queues for it.
     queue: Mutex<()>,
     /// Notified when a page may have become free.
@@ -118,12 +115,12 @@ impl KeptPage {
 pub(super) struct Turn<'a> {
     pool: &'a Arc<Pool>,
     run: Uuid,
-    /// None once the call came to its end.
+    /// `None` once the call has ended.
     held: Option<OwnedMutexGuard<()>>,
 }
 
 impl Turn<'_> {
-    /// The call came to its end: its page stays.
+    /// Ends the call; its page stays open.
     pub(super) fn end(mut self) {
         self.held = None;
     }
@@ -159,8 +156,8 @@ impl Pool {
             client,
             state: state.into(),
             is_running: AtomicBool::new(false),
-            turns: Locks::default(),
-            queues: Locks::default(),
+            turns: KeyLocks::default(),
+            queues: KeyLocks::default(),
             queue: Mutex::default(),
             freed: Notify::new(),
         })
@@ -171,7 +168,7 @@ impl Pool {
         self.is_running.load(Ordering::Relaxed)
     }
 
-    /// Why there can be none, unless one is running: a phrase.
+    /// Why no browser can be started, unless one is running: a phrase.
     pub(super) fn lacks_a_browser(&self) -> Option<String> {
         (!self.is_running()).then(|| self.program().err())?
     }
@@ -182,10 +179,9 @@ impl Pool {
         })
     }
 
-    /// Waits for the calls of this run that came before.
+    /// Waits for earlier calls of this run.
     pub(super) async fn turn(self: &Arc<Self>, run: Uuid) -> Turn<'_> {
-        let turn = lock_of(&self.turns, run);
-        Turn { pool: self, run, held: Some(turn.lock_owned().await) }
+        Turn { pool: self, run, held: Some(self.turns.lock(run).await) }
     }
 
     /// The page of a run, if one is open.
@@ -248,8 +244,7 @@ impl Pool {
 
     /// Waits until there is room for one more page. Tenants whose runs wait take turns.
     async fn place(&self, tenant: &str) -> MutexGuard<'_, State> {
-        let of_tenant = lock_of(&self.queues, tenant.to_owned());
-        let _first_of_tenant = of_tenant.lock().await;
+        let _first_of_tenant = self.queues.lock(tenant.to_owned()).await;
         let _first = self.queue.lock().await;
         loop {
             let mut state = self.state.lock().await;
@@ -279,6 +274,7 @@ impl Pool {
             (state.chromium, state.spare) = (None, None);
             state.pages.clear();
         }
+        chromium.connection().close(); // what waits for its answers would keep it
         Err("it did not open a page in time and was ended; try again".into())
     }
 
@@ -335,7 +331,7 @@ impl Pool {
     }
 
     /// The run is not driven here any more.
-    pub(super) async fn run_left(&self, run: Uuid, is_parked: bool) {
+    pub(super) async fn release_run(&self, run: Uuid, is_parked: bool) {
         let mut state = self.state.lock().await;
         if !is_parked {
             state.pages.remove(&run);
@@ -343,18 +339,6 @@ impl Pool {
             (kept.used, kept.is_driven) = (Instant::now(), false);
         }
     }
-}
-
-/// The lock of a key; it is kept for as long as it is used.
-fn lock_of<K: Eq + Hash>(locks: &Locks<K>, key: K) -> Arc<Mutex<()>> {
-    let mut locks = locks.lock();
-    locks.retain(|_, lock| lock.strong_count() > 0);
-    let known = locks.get(&key).and_then(Weak::upgrade);
-    known.unwrap_or_else(|| {
-        let lock = Arc::<Mutex<()>>::default();
-        locks.insert(key, Arc::downgrade(&lock));
-        lock
-    })
 }
 
 /// Until that browser is closed.
@@ -365,7 +349,10 @@ async fn close_what_is_idle(pool: Weak<Pool>, chromium: Weak<Chromium>) {
         let mut state = pool.state.lock().await;
         state.pages.retain(|_, kept| kept.is_kept());
         if state.pages.is_empty() && state.used.elapsed() >= IDLE {
-            (state.chromium, state.spare) = (None, None);
+            if let Some(chromium) = state.chromium.take() {
+                chromium.connection().close();
+            }
+            state.spare = None;
             pool.is_running.store(false, Ordering::Relaxed);
             return;
         }

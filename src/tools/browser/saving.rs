@@ -16,8 +16,8 @@ use crate::governance::{Decision, Permit};
 use crate::tools::file_ops::blocking;
 use crate::tools::quota::Growth;
 use crate::tools::requests::AdmittedRequest;
-use crate::tools::staged::Staged;
-use crate::tools::workspace::{Way, open_for_reading};
+use crate::tools::staged_file::StagedFile;
+use crate::tools::workspace::{DestinationPath, open_for_reading};
 use crate::tools::{ToolContext, ToolError};
 
 /// Where the files go, in the workspace.
@@ -50,9 +50,9 @@ pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<S
         let failed = |error: io::Error| {
             ToolError::ForModel(format!("{place:?} cannot be written: {}", error.kind()))
         };
-        let write = |way: Way<'_>| {
-            let made = way.make()?;
-            let (staged, mut file) = Staged::create(made.dir())?;
+        let write = |destination: DestinationPath<'_>| {
+            let made = destination.make()?;
+            let (staged, mut file) = StagedFile::create(made.dir())?;
             file.write_all(&picture)?;
             file.sync_data()?;
             let lock = workspace.lock(&[(made.dir(), made.name())])?;
@@ -61,14 +61,14 @@ pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<S
             made.keep();
             Ok(())
         };
-        let way = workspace.way(&place).map_err(failed)?;
+        let destination = workspace.destination(&place).map_err(failed)?;
         let growths = [
             Growth::of_file(None, picture.len() as u64),
-            Growth::of_directories(way.missing().len()),
+            Growth::of_directories(destination.missing().len()),
         ];
         let over = |over| ToolError::ForModel(format!("{over}."));
         workspace.admit_all(growths).map_err(over)?;
-        write(way).map_err(failed)?;
+        write(destination).map_err(failed)?;
         Ok(picture.len())
     };
     let written: Result<Result<usize, ToolError>, _> = tokio::task::spawn_blocking(writing).await;
@@ -80,7 +80,7 @@ pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<S
 }
 
 /// Moves files that have arrived into the workspace, as far as the rules permit it, and reports what
-/// became of each.
+/// happened to each.
 pub(super) async fn files(
     arrived: (Arc<Dir>, Vec<Download>),
     permit: &Permit,
@@ -145,13 +145,13 @@ impl Saving<'_> {
             if !self.context.changed.may_add(&path) {
                 return Err("the run's budget of files is used up (max_files_modified)".into());
             }
-            let way = workspace.way(&path).map_err(system)?;
-            let directories = Growth::of_directories(way.missing().len());
+            let destination = workspace.destination(&path).map_err(system)?;
+            let directories = Growth::of_directories(destination.missing().len());
             workspace
                 .admit_all([Growth::of_file(None, size), directories])
                 .map_err(|over| over.to_string())?;
-            let made = way.make().map_err(system)?;
-            let (staged, mut file) = Staged::create(made.dir()).map_err(system)?;
+            let made = destination.make().map_err(system)?;
+            let (staged, mut file) = StagedFile::create(made.dir()).map_err(system)?;
             let copied = io::copy(&mut (&mut source).take(size), &mut file).map_err(system)?;
             if copied != size {
                 return Err("it changed while it was read".into());
@@ -163,7 +163,7 @@ impl Saving<'_> {
             match staged.place(made.dir(), made.name()) {
                 Ok(()) => {
                     made.keep();
-                    self.context.requests.written(admitted);
+                    self.context.requests.record_written(admitted);
                     self.context.changed.add(created(&path));
                     return Ok((path, size));
                 }
@@ -177,7 +177,7 @@ impl Saving<'_> {
         Err(format!("{MAX_SAME} files have this name already"))
     }
 
-    /// What the rules say to the file, which is noted for the audit log.
+    /// The decision of the rules on the file, which is recorded for the audit log.
     fn judge(&self, path: &str, size: u64, download: &Download) -> Result<AdmittedRequest, String> {
         let ruling = self.permit.ruling_on_new_file(path);
         let refused = (ruling.decision > Decision::Warned).then(|| ruling.reason.clone());
@@ -194,7 +194,7 @@ impl Saving<'_> {
     }
 }
 
-/// A name without directories, without a dot at its start, of characters that are seen.
+/// A name without directories, without a leading dot, of visible characters.
 fn plain_name(suggested: &str) -> String {
     let last = suggested.rsplit(['/', '\\']).next().unwrap_or_default();
     let is_unseen = |c: &char| {
@@ -203,7 +203,7 @@ fn plain_name(suggested: &str) -> String {
     };
     let plain = |c: char| if r#":*?"<>|"#.contains(c) { '_' } else { c };
     let name: String = last.chars().filter(|c| !is_unseen(c)).map(plain).collect();
-    // Chromium writes `_` for what would lead to another directory.
+    // Chromium writes `_` for characters that would lead to another directory.
     let name = name.trim_start_matches("_.").trim_matches(|c: char| c == '.' || c.is_whitespace());
     if name.is_empty() {
         return NAMELESS.into();

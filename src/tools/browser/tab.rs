@@ -88,7 +88,7 @@ impl Tab {
     /// A command of the page's own session.
     ///
     /// # Errors
-    /// What the browser says, or why the page is closed.
+    /// The browser's error, or why the page is closed.
     pub(super) async fn call(&self, method: &str, params: Value) -> Result<Value, String> {
         let called = self.chromium.call(Some(&self.session), method, params);
         match self.closed.run_until_cancelled(called).await {
@@ -98,7 +98,7 @@ impl Tab {
         }
     }
 
-    /// A call begins: what happened before is not counted any more.
+    /// Begins a call: resets the counters.
     pub(super) fn begin(&self) {
         self.events.store(0, Ordering::Relaxed);
         self.notes.lock().clear();
@@ -116,7 +116,7 @@ impl Tab {
         }
     }
 
-    /// Has the browser hold the requests of a session, and stop what it starts until it is attended to.
+    /// Makes the browser hold the requests of a session, and pause the targets that it starts until they are set up.
     pub(super) async fn hold_requests(&self, session: &str) -> Result<(), String> {
         let targets = json!({"autoAttach": true, "waitForDebuggerOnStart": true, "flatten": true});
         let commands = [("Fetch.enable", json!({})), ("Target.setAutoAttach", targets)];
@@ -168,7 +168,7 @@ impl Tab {
         let _ = self.call("Page.handleJavaScriptDialog", answer).await; // it may be gone
     }
 
-    /// Notes what an event says of the page. Whatever needs an answer is another's to give.
+    /// Records an event about the page. Events that need an answer are handled elsewhere.
     fn take_note(&self, method: &str, params: &Value) {
         let is_main = |frame: &Value| *frame == self.target.as_str();
         let shown = |url: &Value| cut(url.as_str().unwrap_or_default());
@@ -253,11 +253,20 @@ pub(super) async fn handle_events(
     }
     tab.closed.cancel();
     drop(answers);
+    dispose(&tab.chromium, &tab.context, &subscription).await;
+}
+
+/// Ends a browser context and what is in it, and the subscription to its events.
+pub(super) async fn dispose(
+    chromium: &Chromium,
+    context: &str,
+    subscription: &mpsc::WeakSender<Event>,
+) {
     if let Some(sender) = subscription.upgrade() {
-        tab.chromium.connection().unsubscribe_all(&sender);
+        chromium.connection().unsubscribe_all(&sender);
     }
-    let dispose = json!({"browserContextId": tab.context});
-    let _ = tab.chromium.call(None, "Target.disposeBrowserContext", dispose).await; // it may be gone
+    let context = json!({"browserContextId": context});
+    let _ = chromium.call(None, "Target.disposeBrowserContext", context).await; // it may be gone
 }
 
 const TOO_MUCH: &str = "the page was closed: it did too much at once";

@@ -87,7 +87,7 @@ impl Latest {
     }
 }
 
-/// Closes the network of a page with the call, and gives up what is under way.
+/// Ends the network access of a page with the call, and drops requests in progress.
 pub(super) struct OpenAccess<'a>(&'a Traffic);
 
 impl Drop for OpenAccess<'_> {
@@ -129,7 +129,7 @@ impl Traffic {
         }
     }
 
-    /// Lets the page ask the network as this call may, until the answer is dropped.
+    /// Gives the page the network access of this call, until the returned guard is dropped.
     pub(super) fn open(&self, access: NetworkAccess) -> OpenAccess<'_> {
         *self.access.lock() = Some(access);
         self.files.store(0, Ordering::Relaxed);
@@ -137,7 +137,7 @@ impl Traffic {
         OpenAccess(self)
     }
 
-    /// Whether nothing is under way, and nothing was for that long.
+    /// Whether no request is in progress, and none was for that long.
     pub(super) fn is_quiet(&self, pause: Duration) -> bool {
         self.under_way.load(Ordering::Acquire) == 0 && self.last.lock().anything.elapsed() >= pause
     }

@@ -12,10 +12,11 @@ use super::Wrong;
 use super::file::ResponseSection;
 use crate::bounds::json;
 use crate::bounds::secrets;
+use crate::bounds::text::bare_type;
 use crate::outbound::Response;
 use crate::run::Effect;
-use crate::tools::characters::{bare_type, content_type, decoded, may_be_text, said, usual};
-use crate::tools::guarded::MAY_HAVE_EFFECT;
+use crate::tools::characters::{content_type, declared_encoding, decoded, may_be_text, usual};
+use crate::tools::guarded_work::MAY_HAVE_EFFECT;
 use crate::tools::results::MAX_RESULT;
 
 /// Bytes of an answer, and of its text.
@@ -105,7 +106,7 @@ impl Shown {
 
     fn cut(&self, mut text: String) -> String {
         if text.len() > self.max_bytes {
-            text = secrets::without_known(&text).into_owned(); // none of them is cut in two
+            text = secrets::without_known_secrets(&text).into_owned(); // none of them is cut in two
         }
         if text.len() <= self.max_bytes {
             return text;
@@ -117,17 +118,17 @@ impl Shown {
     }
 }
 
-/// What the service says where it does not do what it is asked.
+/// The reason that the service gives for a refusal.
 fn refusal(response: &Response, effect: Effect) -> String {
     let Response { status, headers, body, .. } = response;
     let encoding = characters(body, content_type(response)).unwrap_or(UTF_8);
     let (said, _, _) = encoding.decode(body);
     let said: String = said.chars().filter(|c| !c.is_control() || *c == '\n').collect();
-    let said = secrets::without_known(said.trim()); // before one of them is cut in two
+    let said = secrets::without_known_secrets(said.trim()); // before one of them is cut in two
     let said = &said[..said.floor_char_boundary(MAX_REFUSAL)];
     let hint = match *status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            " The service's own credentials are refused; other arguments may not help."
+            " The service refused its credentials; other arguments may not help."
         }
         StatusCode::TOO_MANY_REQUESTS => " It wants fewer requests; try again later.",
         _ if status.is_server_error() && effect == Effect::Read => {
@@ -151,7 +152,7 @@ fn characters(body: &[u8], kind: &str) -> Option<&'static Encoding> {
     let bare = bare_type(kind);
     let is_text =
         || bare.starts_with("text/") || bare.contains("json") || std::str::from_utf8(body).is_ok();
-    said(body, kind, false).or_else(|| is_text().then(|| usual(body, kind)))
+    declared_encoding(body, kind, false).or_else(|| is_text().then(|| usual(body, kind)))
 }
 
 fn too_large(most: usize) -> String {

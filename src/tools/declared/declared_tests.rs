@@ -29,7 +29,7 @@ fn loaded(dir: &Path, environment: Environment<'_>) -> Declared {
     }));
     Declared::load(
         dir,
-        Surroundings {
+        Dependencies {
             environment,
             client: &Client::new(),
             proxy: &Proxy::new(Client::new(), Credentials::new()),
@@ -126,7 +126,7 @@ fn broken_files_are_told_with_line_and_key() {
         (one("method: GET, path: /x, input_schema: {type: object, properties: {a: {type: strng}}}"), "tools[0].input_schema: is not a JSON Schema"),
         ("base_url: https://x\nheaders: {A: '{{ env.NONE }}'}\ntools: [{name: a, method: GET, path: /x}]".to_owned(), "headers.A: the environment variable NONE is not set"),
         ("base_url: https://x\nheaders: {A: '{{ args.a }}'}\ntools: [{name: a, method: GET, path: /x}]".to_owned(), "headers.A: is not a valid template"),
-        ("base_url: https://x\ntools: [{name: a, method: GET, path: /x}, {name: a, method: GET, path: /y}]".to_owned(), "tools[1].name: \"a\" is there twice"),
+        ("base_url: https://x\ntools: [{name: a, method: GET, path: /x}, {name: a, method: GET, path: /y}]".to_owned(), "tools[1].name: \"a\" appears twice"),
         ("base_url: https://x\ntools: [{name: a/b, method: GET, path: /x}]".to_owned(), "tools[0].name"),
         ("openapi: {file: none.json, operations: [a]}".to_owned(), "openapi.file: none.json cannot be read"),
     ];
@@ -215,6 +215,24 @@ fn schemas_of_an_api_are_made_whole() {
         let error = document.operation(id).err().unwrap();
         assert!(error.contains(why), "{id}: {error}");
     }
+}
+
+#[test]
+fn headers_that_the_client_sets_are_left_out() {
+    let operation = |id: &str, required: bool| {
+        json!({"get": {"operationId": id, "parameters": [
+            {"name": "Cookie", "in": "header", "required": required, "schema": {"type": "string"}},
+            {"name": "Idempotency-Key", "in": "header", "required": true, "schema": {"type": "string"}},
+            {"name": "x-trace", "in": "header", "schema": {"type": "string"}}
+        ]}})
+    };
+    let paths = json!({"/a": operation("optional", false), "/b": operation("needed", true)});
+    let document = openapi::Document::of(json!({"openapi": "3.1.0", "paths": paths})).unwrap();
+    let imported = document.operation("optional").unwrap();
+    let why = "the parameter \"Cookie\": it is set by the client";
+    assert_eq!(imported.left_out, [why]);
+    assert_eq!(imported.entry.headers.keys().collect::<Vec<_>>(), ["x-trace"]);
+    assert!(document.operation("needed").err().unwrap().ends_with(why));
 }
 
 #[test]

@@ -124,7 +124,7 @@ pub struct ResponseSection {
 }
 
 impl Entry {
-    /// What holds for calls where a definition says nothing else.
+    /// The options of calls that apply where a definition sets none.
     pub(super) fn defaults(&self, timeout: Option<Duration>) -> Defaults {
         let yields = self.yields.as_deref().map(Labels::yielded);
         Defaults { yields, sanitizes: self.sanitizes.clone().into(), timeout }

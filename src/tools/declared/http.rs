@@ -16,7 +16,7 @@ use url::Url;
 
 use super::answer::{MAX_ANSWER, Shown};
 use super::file::{BodyFormat, Entry, ResponseSection};
-use super::mapping::{self, Given, Mapping, Secrets};
+use super::mapping::{self, Mapping, Secrets, TemplateInputs};
 use super::outcome;
 use super::reconcile::{QuerySection, ReconcileSection};
 use super::{Environment, Wrong};
@@ -31,7 +31,7 @@ use crate::outbound::{
 };
 use crate::run::{Effect, Target};
 use crate::tools::requests::Requests;
-use crate::tools::{CallOutcome, Tool, ToolContext, ToolError, ToolInfo, readers};
+use crate::tools::{CallOutcome, Tool, ToolContext, ToolError, ToolInfo, parse_pool};
 
 /// The header by which a service recognises a call that is repeated.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -153,7 +153,7 @@ impl HttpTool {
     }
 
     fn request(&self, arguments: &Value, effect_key: &str) -> Result<Request, String> {
-        let mut request = self.made(&self.mapping, Given { arguments, call: None })?;
+        let mut request = self.made(&self.mapping, TemplateInputs { arguments, call: None })?;
         if self.info.effect != Effect::Read
             && let Ok(key) = HeaderValue::try_from(effect_key)
         {
@@ -162,7 +162,7 @@ impl HttpTool {
         Ok(request)
     }
 
-    fn made(&self, mapping: &Mapping, given: Given<'_>) -> Result<Request, String> {
+    fn made(&self, mapping: &Mapping, given: TemplateInputs<'_>) -> Result<Request, String> {
         let url = mapping.address(&self.base, given)?;
         let url = mapping.with_query(url, given, &self.secrets)?;
         let mut headers = self.headers.clone();
@@ -199,7 +199,7 @@ impl HttpTool {
             }
             tokio::time::sleep(PAUSE * 2_u32.pow(tries - 1)).await;
             if effect != Effect::Read {
-                context.standing.held().await;
+                context.standing.until_valid().await;
             }
         }
     }
@@ -236,7 +236,7 @@ impl HttpTool {
             return self.shown.of(&response, effect);
         }
         let shown = self.shown.clone();
-        let shown = readers::read(move || shown.of(&response, effect)).await;
+        let shown = parse_pool::run(move || shown.of(&response, effect)).await;
         shown.unwrap_or_else(|| Err("The answer cannot be read.".to_owned()))
     }
 }
@@ -257,7 +257,7 @@ impl Tool for HttpTool {
     }
 
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let given = Given { arguments, call: None };
+        let given = TemplateInputs { arguments, call: None };
         let url = self.mapping.address(&self.base, given).map_err(ToolError::ForModel)?;
         Ok(vec![self.action(&url, self.info.effect)])
     }
@@ -272,8 +272,8 @@ impl Tool for HttpTool {
         let sent = self.answer(&request, context, self.info.effect, MAX_REDIRECTS).await;
         let shown = match sent {
             Ok(response) => {
-                if let Some(pause) = asked_pause(&response) {
-                    context.requests.asked_to_pause(pause);
+                if let Some(pause) = requested_pause(&response) {
+                    context.requests.note_pause(pause);
                 }
                 self.show(response).await
             }
@@ -301,7 +301,7 @@ impl Tool for HttpTool {
     ) -> Result<Vec<Action>, ToolError> {
         let Some(query) = &self.query else { return Ok(Vec::new()) };
         let call = outcome::call_variable(context);
-        let given = Given { arguments, call: Some(&call) };
+        let given = TemplateInputs { arguments, call: Some(&call) };
         let url = query.address(&self.base, given).map_err(ToolError::ForModel)?;
         Ok(vec![self.action(&url, Effect::Read)])
     }
@@ -315,7 +315,7 @@ impl Tool for HttpTool {
     ) -> Result<CallOutcome, ToolError> {
         let Some(query) = &self.query else { return Ok(CallOutcome::not_asked()) };
         let call = outcome::call_variable(context);
-        let given = Given { arguments, call: Some(&call) };
+        let given = TemplateInputs { arguments, call: Some(&call) };
         let request = self.made(query, given).map_err(ToolError::ForModel)?;
         let sent = self.answer(&request, context, Effect::Read, 0).await;
         let response = match sent {
@@ -344,8 +344,8 @@ fn entry_of(query: &QuerySection, tool: &Entry) -> Entry {
     }
 }
 
-/// How long a service that is busy asks to be left alone.
-fn asked_pause(response: &Response) -> Option<Duration> {
+/// The `Retry-After` of a busy service.
+fn requested_pause(response: &Response) -> Option<Duration> {
     let is_busy = matches!(response.status.as_u16(), 429 | 503);
     is_busy.then(|| retry_after(&response.headers, clock::now())).flatten()
 }

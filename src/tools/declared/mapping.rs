@@ -107,13 +107,13 @@ struct Part {
 
 /// What templates may name, beside secrets.
 #[derive(Clone, Copy)]
-pub(super) struct Given<'a> {
+pub(super) struct TemplateInputs<'a> {
     pub(super) arguments: &'a Value,
     /// The call that is asked about; none for the call itself.
     pub(super) call: Option<&'a Value>,
 }
 
-impl<'a> Given<'a> {
+impl<'a> TemplateInputs<'a> {
     fn variables(self) -> Vec<(&'static str, &'a Value)> {
         let call = self.call.map(|call| ("call", call));
         std::iter::once(("args", self.arguments)).chain(call).collect()
@@ -196,7 +196,7 @@ impl Mapping {
     }
 
     /// Where a call with these arguments goes, without its query.
-    pub(super) fn address(&self, base: &Url, given: Given<'_>) -> Result<Url, String> {
+    pub(super) fn address(&self, base: &Url, given: TemplateInputs<'_>) -> Result<Url, String> {
         let path = self
             .paths
             .render_source(&self.path, &given.variables())
@@ -222,7 +222,7 @@ impl Mapping {
     pub(super) fn with_query(
         &self,
         mut url: Url,
-        given: Given<'_>,
+        given: TemplateInputs<'_>,
         secrets: &Secrets,
     ) -> Result<Url, String> {
         let env = secrets.variable();
@@ -245,7 +245,11 @@ impl Mapping {
     }
 
     /// The headers of a call.
-    pub(super) fn headers(&self, given: Given<'_>, secrets: &Secrets) -> Result<HeaderMap, String> {
+    pub(super) fn headers(
+        &self,
+        given: TemplateInputs<'_>,
+        secrets: &Secrets,
+    ) -> Result<HeaderMap, String> {
         let env = secrets.variable();
         let mut variables = given.variables();
         variables.push(("env", &env));
@@ -254,8 +258,8 @@ impl Mapping {
             let value =
                 self.value(template, &variables).map_err(|e| problem("header", name, &e))?;
             let Some(value) = value.filter(|value| !value.is_null()) else { continue };
-            let name =
-                HeaderName::try_from(name.as_str()).map_err(|_| format!("{name} is no header."))?;
+            let name = HeaderName::try_from(name.as_str())
+                .map_err(|_| format!("{name} is not a header name."))?;
             let mut value = HeaderValue::try_from(text_of(&value)).map_err(|_| {
                 format!("The argument for the header {name} must be one line of text.")
             })?;
@@ -266,7 +270,11 @@ impl Mapping {
     }
 
     /// The body of a call; a content type goes along unless the headers have one.
-    pub(super) fn body(&self, given: Given<'_>, headers: &mut HeaderMap) -> Result<Bytes, String> {
+    pub(super) fn body(
+        &self,
+        given: TemplateInputs<'_>,
+        headers: &mut HeaderMap,
+    ) -> Result<Bytes, String> {
         let Some(body) = &self.body else { return Ok(Bytes::new()) };
         let variables = given.variables();
         let made = match body {
@@ -334,13 +342,15 @@ impl Mapping {
 
 /// Whether a header may be set.
 pub(super) fn check_header(key: &str, name: &str) -> Result<(), Wrong> {
+    check_header_name(name).map_err(|why| Wrong::at(key, why))
+}
+
+/// The same, with the reason alone.
+pub(super) fn check_header_name(name: &str) -> Result<(), &'static str> {
     if NOT_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
-        return Err(Wrong::at(key, "is set by the client"));
+        return Err("is set by the client");
     }
-    match HeaderName::try_from(name) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(Wrong::at(key, "is not the name of a header")),
-    }
+    HeaderName::try_from(name).map(drop).map_err(|_| "is not the name of a header")
 }
 
 /// A template over `env` alone, filled in.

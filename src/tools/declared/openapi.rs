@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::file::Entry;
+use super::mapping;
 use crate::run::Effect;
 pub use server::Server;
 
@@ -173,7 +174,7 @@ impl Document {
                 left_out.push(format!("the parameter {name:?}: it is an object"));
                 continue;
             }
-            let list = match list::style(parameter, &schema, place) {
+            let list = match style(parameter, &schema, (name, place)) {
                 Ok(list) => list,
                 Err(why) if required || place == "path" => {
                     return Err(format!("the parameter {name:?}: {why}"));
@@ -350,6 +351,21 @@ impl Document {
         modernised(&mut made, members);
         Ok(made)
     }
+}
+
+/// How a parameter is sent.
+///
+/// # Errors
+/// Why it cannot be sent.
+fn style(
+    parameter: &Value,
+    schema: &Value,
+    (name, place): (&str, &str),
+) -> Result<list::Style, String> {
+    if place == "header" && !is_own_header(name) {
+        mapping::check_header_name(name).map_err(|why| format!("it {why}"))?;
+    }
+    list::style(parameter, schema, place)
 }
 
 /// What OpenAPI 3.0 says in words of its own.

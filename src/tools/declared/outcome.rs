@@ -29,10 +29,10 @@ pub(super) fn question(arguments: &Value, context: &ToolContext) -> String {
     json!({"call_id": context.call_id, "arguments": arguments}).to_string()
 }
 
-/// What a program says of a call.
+/// The answer of a program about a call.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case", deny_unknown_fields)]
-enum Said {
+enum OutcomeAnswer {
     Happened {
         #[serde(default)]
         result: Option<Value>,
@@ -43,8 +43,8 @@ enum Said {
 /// What the answer of a program says: the result where the call took effect, if there is one.
 pub(super) fn of_program(answer: &str) -> Result<Option<Value>, CallOutcome> {
     match json::read(answer) {
-        Ok(Said::Happened { result }) => Ok(result),
-        Ok(Said::DidNotHappen {}) => Err(CallOutcome::DidNotHappen),
+        Ok(OutcomeAnswer::Happened { result }) => Ok(result),
+        Ok(OutcomeAnswer::DidNotHappen {}) => Err(CallOutcome::DidNotHappen),
         Err(_) => Err(CallOutcome::Unknown(
             "the program answered neither {\"outcome\": \"happened\", \"result\": …} nor \
              {\"outcome\": \"did_not_happen\"}"

@@ -16,8 +16,8 @@ fn only_a_plain_answer_counts() {
 #[test]
 fn a_program_says_one_of_two_things() {
     let said = |text: &str| match json::read(text) {
-        Ok(Said::Happened { result }) => json!(["happened", result]),
-        Ok(Said::DidNotHappen {}) => json!("did not"),
+        Ok(OutcomeAnswer::Happened { result }) => json!(["happened", result]),
+        Ok(OutcomeAnswer::DidNotHappen {}) => json!("did not"),
         Err(_) => Value::Null,
     };
     for (text, expected) in [

@@ -17,8 +17,8 @@ use serde_json::Value;
 use super::file::Entry;
 use super::outcome;
 use super::reconcile::ReconcileSection;
-use super::script_output::{Answered, Said};
-use super::{Environment, Place, Surroundings, Wrong};
+use super::script_output::{AnswerReader, ProgressReporter};
+use super::{Dependencies, Environment, Place, Wrong};
 use crate::bounds::json;
 use crate::bounds::schema::Schema;
 use crate::bounds::secrets;
@@ -26,10 +26,10 @@ use crate::bounds::text::quoted;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Effect, SandboxLevel};
-use crate::tools::guarded::MAY_HAVE_EFFECT;
+use crate::tools::guarded_work::MAY_HAVE_EFFECT;
 use crate::tools::large_contents::{self, Turn};
 use crate::tools::proxy::{self, Proxy};
-use crate::tools::sandbox::Startable;
+use crate::tools::sandbox::StartablePrograms;
 use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
 use crate::tools::sandbox::reach::{self, Before};
 use crate::tools::sandbox::{Job, JobResult, Sandbox};
@@ -51,15 +51,15 @@ const INTERPRETERS: [&str; 9] =
     ["python", "python3", "node", "sh", "bash", "dash", "perl", "ruby", "deno"];
 
 /// Why a file cannot be named.
-const NOT_UTF8: &str = "lies in a place whose path is not UTF-8";
+const NOT_UTF8: &str = "has a path that is not UTF-8";
 
 /// The files that the program can reach.
-struct Reached {
+struct ReachableFiles {
     reach: Reach,
     /// The workspace, open, and its path.
     handle: OwnedFd,
     workspace: String,
-    /// What is in there, where the program may change it.
+    /// The content of the workspace, if the program may change it.
     before: Option<Before>,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct ScriptTool {
     query: Option<Program>,
     /// Absolute, links followed.
     directory: String,
-    answers: Answered,
+    answers: AnswerReader,
     timeout: Option<Duration>,
     variables: Vec<(String, String)>,
     sandbox: Arc<Sandbox>,
@@ -93,7 +93,7 @@ impl ScriptTool {
     pub(super) fn new(
         place: &Place<'_>,
         entry: Entry,
-        Surroundings { environment, proxy, sandbox, .. }: Surroundings<'_>,
+        Dependencies { environment, proxy, sandbox, .. }: Dependencies<'_>,
     ) -> Result<Self, Wrong> {
         let declared = entry.does();
         let directory = fs::canonicalize(place.dir)
@@ -147,7 +147,7 @@ impl ScriptTool {
             program,
             query,
             directory: directory.into_os_string().into_string().map_err(|_| odd())?,
-            answers: Answered::new(output, secret),
+            answers: AnswerReader::new(output, secret),
             timeout,
             variables,
             sandbox: Arc::clone(sandbox),
@@ -161,7 +161,7 @@ impl ScriptTool {
         permit: Permit,
         context: &ToolContext,
         leads_out: bool,
-    ) -> Result<Reached, ToolError> {
+    ) -> Result<ReachableFiles, ToolError> {
         let has_mounts = self.sandbox.kernel().await.confinement.namespaces;
         let writes = program.effect != Effect::Read;
         let path = self.sandbox.settings().path.clone();
@@ -172,7 +172,7 @@ impl ScriptTool {
             let in_words = |e: &dyn std::error::Error| e.to_string();
             let (mut reach, before) = reach::workspace(&permit, &root, writes, false, has_mounts)
                 .map_err(|e| in_words(&e))?;
-            reach.grants.extend(reach::system(&path, Startable::System));
+            reach.grants.extend(reach::system(&path, StartablePrograms::System));
             reach.grants.extend(reach::certificates().filter(|_| leads_out));
             reach.grants.extend(own);
             let handle = root.as_fd().try_clone_to_owned().map_err(|e| in_words(&e))?;
@@ -180,7 +180,7 @@ impl ScriptTool {
             let real = fs::read_link(real).map_err(|e| in_words(&e))?;
             let real = real.into_os_string().into_string();
             let workspace = real.map_err(|_| "its path is not UTF-8".to_owned())?;
-            Ok(Reached { reach, handle, workspace, before })
+            Ok(ReachableFiles { reach, handle, workspace, before })
         });
         let unreadable = |why: &str| {
             ToolError::ForModel(format!("the workspace cannot be given to a program: {why}"))
@@ -198,7 +198,7 @@ impl ScriptTool {
         Ok(reached)
     }
 
-    /// What running one of its programs would do.
+    /// The action of running one of its programs.
     async fn actions_of(&self, program: &Program, context: &ToolContext) -> Vec<Action> {
         let what = ActionKind::Exec { argv: program.argv(), declared: true };
         let destructive = self.info.destructive && program.effect != Effect::Read;
@@ -222,7 +222,7 @@ impl ScriptTool {
         let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
         let of_proxy = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
         let rules = permit.clone();
-        let Reached { reach, handle, workspace, before } =
+        let ReachableFiles { reach, handle, workspace, before } =
             self.reached(program, permit, context, leads_out).await?;
         let of_call = [
             ("TOOLLOOP_RUN_ID", context.run_id.to_string()),
@@ -237,8 +237,8 @@ impl ScriptTool {
             redirections: Vec::new(),
             is_read_only: false, // nothing is to be written where its effect is `read`
         };
-        let mut said = Said::new(context, &self.info.name);
-        let mut each_line = |line: &str| said.is_output(line);
+        let mut progress = ProgressReporter::new(context, &self.info.name);
+        let mut each_line = |line: &str| progress.is_output(line);
         let job = Job {
             steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
             directory: self.directory.clone(),
@@ -264,7 +264,7 @@ impl ScriptTool {
 }
 
 impl Program {
-    /// The program that these words name.
+    /// The program of a command.
     fn found(
         words: &[String],
         directory: &Path,
@@ -400,7 +400,7 @@ fn variables(
     };
     for (i, name) in names.iter().enumerate() {
         if !is_name(name) {
-            let message = format!("{} is no name of an environment variable", quoted(name));
+            let message = format!("{} is not the name of an environment variable", quoted(name));
             return Err(Wrong::at(format!("env[{i}]"), message));
         }
         if name.starts_with(OWN) {

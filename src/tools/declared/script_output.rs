@@ -34,7 +34,7 @@ const MAX_FAULTS: usize = 8;
 const MIN_REMOVED: usize = 4;
 
 /// The progress that one call reports.
-pub(super) struct Said<'a> {
+pub(super) struct ProgressReporter<'a> {
     context: &'a ToolContext,
     tool: &'a str,
     left: u32,
@@ -46,7 +46,7 @@ struct Line {
     progress: Value,
 }
 
-impl<'a> Said<'a> {
+impl<'a> ProgressReporter<'a> {
     pub(super) fn new(context: &'a ToolContext, tool: &'a str) -> Self {
         Self { context, tool, left: BURST, since: Instant::now() }
     }
@@ -79,14 +79,14 @@ impl<'a> Said<'a> {
     }
 }
 
-/// What calls of a script answer.
-pub(super) struct Answered {
+/// Reads the answers of a script's calls.
+pub(super) struct AnswerReader {
     schema: Option<Schema>,
     /// Values of variables that no model sees.
     secrets: Vec<String>,
 }
 
-impl Answered {
+impl AnswerReader {
     pub(super) fn new(schema: Option<Schema>, secrets: Vec<String>) -> Self {
         let secrets = secrets.into_iter().filter(|secret| secret.len() >= MIN_REMOVED).collect();
         Self { schema, secrets }
@@ -121,7 +121,7 @@ impl Answered {
         }
     }
 
-    /// What it says, asked by another program, of a call that took effect.
+    /// The result of a call that took effect, as the program that is asked about it reports.
     pub(super) fn of_query(&self, ran: &JobResult, timeout: Duration) -> CallOutcome {
         let text = self.without_secrets(ran.stdout.text.trim().to_owned());
         let unanswered = failure(ran, timeout).map(|failed| format!("the {failed}"));

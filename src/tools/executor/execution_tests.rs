@@ -37,11 +37,11 @@ async fn errors_panics_and_timeouts_are_results() {
     let bench = bench(&full());
     let crashed = "Error: The tool crashed on this call; try other arguments or another tool.";
     let late = "Error: The tool did not finish within 60 seconds and was cancelled.";
-    let unknown =
-        format!("{late} It is unknown whether the call took effect; check before you repeat it.");
+    let doubt = "It is unknown whether the call took effect; check before you repeat it.";
+    let (unknown, broken) = (format!("{late} {doubt}"), format!("{crashed} {doubt}"));
     for (what, failure, content) in [
         ("fail", ToolError, "Error: it did not work"),
-        ("panic", Panicked, crashed),
+        ("panic", Panicked, broken.as_str()),
         ("hang", Timeout, unknown.as_str()),
     ] {
         let (answer, because, audit) = bench.executed(what).await;

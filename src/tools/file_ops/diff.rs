@@ -32,7 +32,7 @@ pub(super) enum Before {
 }
 
 impl Before {
-    /// What is at a name, of a file of at most so many bytes.
+    /// The content of a file of at most this many bytes.
     pub(super) fn of(dir: &Dir, name: &str, most: u64) -> Self {
         let Ok(file) = open_for_reading(dir, name) else { return Self::Nothing };
         let is_small = |file: &File| file.metadata().is_ok_and(|m| m.is_file() && m.len() <= most);
@@ -84,7 +84,7 @@ pub(super) fn compared(path: &str, before: &Before, after: Option<&[u8]>) -> Fil
     FileChange { added: Some(added), removed: Some(removed), diff: Some(text), truncated, ..plain }
 }
 
-/// A file that is text; nothing is an empty one.
+/// The text of a file; an absent file counts as empty.
 fn text(content: Option<&[u8]>) -> Option<&str> {
     let text = std::str::from_utf8(content.unwrap_or_default()).ok()?;
     (!text.contains('\0')).then_some(text)

@@ -31,12 +31,12 @@ const MAX_VISITED: usize = 50_000;
 const MAX_DEPTH: usize = 64;
 /// Bytes of a file that is searched.
 const MAX_SEARCHED: u64 = 4 * 1024 * 1024;
-/// For how long one call searches.
+/// How long one call may search.
 const MAX_TIME: Duration = Duration::from_secs(5);
 /// Bytes searched in one call.
 const MAX_SEARCHED_TOTAL: u64 = 256 * 1024 * 1024;
 
-/// Something in a directory.
+/// An entry of a directory.
 struct Entry {
     name: String,
     kind: Kind,

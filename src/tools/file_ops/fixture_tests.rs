@@ -21,7 +21,8 @@ use crate::run::{Autonomy, Caller, Effect, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::requests::Requests;
 use crate::tools::{
-    Changed, ChildRun, HasRead, Listener, Standing, Tool, ToolContext, ToolError, Workspace,
+    ChangeRecorder, ChildRun, LabelRecorder, Listener, Standing, Tool, ToolContext, ToolError,
+    Workspace,
 };
 
 /// What lies outside; it must show up in no answer.
@@ -70,10 +71,10 @@ impl Fixture {
                 Arc::new(Lease::new(Duration::from_hours(1))),
                 CancellationToken::new(),
             ),
-            has_read: HasRead::default(),
+            read_labels: LabelRecorder::default(),
             child_run: ChildRun::default(),
             listener: Listener::default(),
-            changed: Changed::default(),
+            changed: ChangeRecorder::default(),
             has_network: false,
             requests: Requests::default(),
             input: None,

@@ -18,8 +18,9 @@ use super::{blocking, changing, reading, writing};
 use crate::governance::{ActionKind, Policy};
 use crate::run::Autonomy;
 use crate::run::Effect::{self, Idempotent, Once, Read};
-use crate::tools::Standing;
 use crate::tools::lease::Lease;
+use crate::tools::quota::{Growth, Quota, QuotaLimits};
+use crate::tools::{ChangeRecorder, Standing, Workspace};
 
 #[test]
 fn a_story_of_every_operation() {
@@ -215,14 +216,39 @@ fn a_directory_that_changes_after_the_decision_is_not_moved() {
 }
 
 #[test]
+fn a_file_is_not_moved_onto_another_link_of_itself() {
+    let world = Fixture::new();
+    world.put("one", "text");
+    fs::hard_link(world.at("one"), world.at("other")).unwrap();
+    let refused = world.call(&json!({"operation": "move", "path": "one", "to": "other"}));
+    let refused = refused.unwrap_err();
+    assert!(refused.contains("hard links of one file"), "{refused}");
+}
+
+#[test]
+fn a_deleted_link_makes_no_room() {
+    let root = tempfile::tempdir().unwrap();
+    let limits = QuotaLimits { bytes: 10_000, ..QuotaLimits::default() };
+    let workspace = Workspace::open(root.path(), "t", ".").unwrap();
+    let workspace = workspace.within(&Arc::new(Quota::new(limits)));
+    fs::write(root.path().join("t/file"), [b'x'; 9_000]).unwrap();
+    workspace.admit(Growth::of_file(None, 0)).unwrap();
+    std::os::unix::fs::symlink("x".repeat(4_000), root.path().join("t/link")).unwrap();
+    let (stop, changed) = (CancellationToken::new(), ChangeRecorder::default());
+    writing::delete(&workspace, "link", &stop, &changed).unwrap();
+    assert!(workspace.admit(Growth::of_file(None, 3_000)).is_err());
+}
+
+#[test]
 fn where_the_system_has_no_rename_without_loss_a_link_does_it() {
     let world = Fixture::new();
     world.put("from", "mine");
     world.put("taken", "theirs");
     let dir = world.workspace().open_dir(".").unwrap();
-    let error = crate::tools::staged::link_and_unlink(&dir, "from", &dir, "taken").unwrap_err();
+    let error =
+        crate::tools::staged_file::link_and_unlink(&dir, "from", &dir, "taken").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
-    crate::tools::staged::link_and_unlink(&dir, "from", &dir, "free").unwrap();
+    crate::tools::staged_file::link_and_unlink(&dir, "from", &dir, "free").unwrap();
     assert_eq!([world.text("taken"), world.text("free")], ["theirs", "mine"]);
     assert!(!world.at("from").exists());
 }
@@ -379,7 +405,7 @@ fn stopped_work_changes_nothing() {
     stop.cancel();
     let permit =
         world.permit(&json!({"operation": "write", "path": "new.txt", "content": "new"})).unwrap();
-    let changed = crate::tools::Changed::default();
+    let changed = crate::tools::ChangeRecorder::default();
     assert!(writing::write(world.workspace(), "new.txt", "new", &permit, &stop, &changed).is_err());
     let one = writing::Occurrences::One;
     assert!(

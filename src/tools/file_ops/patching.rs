@@ -1,7 +1,7 @@
 //! `patch`: changes of several files, all of them or none.
 //!
-//! Everything is read, checked and written beside its place first; what follows are steps of the
-//! system that hardly fail, and those that were taken are taken back where one does. Only a crash in
+//! Everything is read, checked and written next to its place first. The remaining steps are system
+//! calls that hardly ever fail; if one fails, the earlier ones are undone. Only a crash in
 //! between leaves some of them.
 
 use std::collections::BTreeSet;
@@ -21,10 +21,10 @@ use crate::bounds::patch::{FilePatch, PatchKind, parse};
 use crate::event::FileChange;
 use crate::governance::Action;
 use crate::run::Effect;
-use crate::tools::Changed;
+use crate::tools::ChangeRecorder;
 use crate::tools::quota::Growth;
-use crate::tools::staged::Staged;
-use crate::tools::workspace::{MadeAll, Way, open_for_reading};
+use crate::tools::staged_file::StagedFile;
+use crate::tools::workspace::{DestinationPath, ParentDirectories, open_for_reading};
 
 /// Bytes of all files of a patch, before it and after it.
 const MAX_TOTAL: usize = 64 * 1024 * 1024;
@@ -73,31 +73,31 @@ pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>,
     Ok(actions)
 }
 
-/// A file as it was read. While it is open, no other file can be taken for it.
+/// A file as it was read. While it is open, its inode cannot be reused for another file.
 struct Read {
     metadata: Metadata,
     text: String,
     _file: File,
 }
 
-/// One file on its way.
+/// One file of the patch.
 struct Planned {
     path: String,
     what: PatchKind,
-    /// What holds it; `None` where it is not made yet.
+    /// Its directory; `None` if that is not created yet.
     dir: Option<Arc<Dir>>,
     name: String,
     before: Option<Read>,
     after: String,
 }
 
-/// Does it.
+/// Executes it.
 pub(super) fn apply(
     workspace: &Workspace,
     patch: &str,
     permit: &Permit,
     stop: &CancellationToken,
-    changed: &Changed,
+    changed: &ChangeRecorder,
 ) -> Result<String, ToolError> {
     if actions(workspace, patch)? != permit.actions() {
         let message = "files changed while the patch was about to be applied; read them again";
@@ -122,19 +122,22 @@ pub(super) fn apply(
     workspace.admit_all(planned.iter().filter_map(Planned::growth).chain([directories]))?;
     let missing: Vec<String> =
         planned.iter().filter(|one| one.dir.is_none()).map(|one| one.path.clone()).collect();
-    let mut made = MadeAll::default();
+    let mut made = ParentDirectories::default();
     for path in &missing {
-        let way = workspace.way(path).and_then(Way::make).map_err(|e| refused(path, &e))?;
+        let parent = workspace
+            .destination(path)
+            .and_then(DestinationPath::make)
+            .map_err(|e| refused(path, &e))?;
         if let Some(one) = planned.iter_mut().find(|one| one.path == *path) {
-            one.dir = Some(Arc::clone(way.dir()));
+            one.dir = Some(Arc::clone(parent.dir()));
         }
-        made.add(way);
+        made.add(parent);
     }
     let staged = planned.iter().map(|one| match one.what {
         PatchKind::Delete => Ok(None),
         PatchKind::Create | PatchKind::Modify => {
             let existing = one.before.as_ref().map(|before| &before.metadata);
-            let staged = one.dir().and_then(|dir| Staged::with(dir, &one.after, existing));
+            let staged = one.dir().and_then(|dir| StagedFile::with(dir, &one.after, existing));
             staged.map(Some).map_err(|e| refused(&one.path, &e))
         }
     });
@@ -168,8 +171,8 @@ fn plan(workspace: &Workspace, file: &FilePatch<'_>) -> Result<Planned, ToolErro
     let path = resolved(workspace, file)?;
     let what = file.what;
     let (dir, name) = {
-        let way = workspace.way(&path).map_err(|e| refused(&path, &e))?;
-        (way.holder().cloned(), way.name().to_owned())
+        let destination = workspace.destination(&path).map_err(|e| refused(&path, &e))?;
+        (destination.holder().cloned(), destination.name().to_owned())
     };
     let before = match (&dir, what) {
         (Some(dir), PatchKind::Create) if dir.symlink_metadata(&name).is_ok() => {
@@ -210,7 +213,7 @@ fn content(path: &str, dir: &Dir, name: &str) -> Result<Read, ToolError> {
 }
 
 impl Planned {
-    /// How much more it takes; a file that is deleted is counted when the workspace is measured.
+    /// By how much it grows; a deleted file is counted when the workspace is measured.
     fn growth(&self) -> Option<Growth> {
         let before = self.before.as_ref().map(|before| before.metadata.len());
         (self.what != PatchKind::Delete).then(|| Growth::of_file(before, self.after.len() as u64))
@@ -236,7 +239,7 @@ impl Planned {
         if is_same { Ok(()) } else { Err(message()) }
     }
 
-    fn take_place(&self, staged: Option<Staged>) -> io::Result<()> {
+    fn take_place(&self, staged: Option<StagedFile>) -> io::Result<()> {
         let dir = self.dir()?;
         match (staged, self.what) {
             (Some(staged), PatchKind::Create) => staged.place(dir, &self.name),
@@ -250,7 +253,7 @@ impl Planned {
         match &self.before {
             None => dir.remove_file(&self.name),
             Some(Read { metadata, text, .. }) => {
-                Staged::with(dir, text, Some(metadata))?.replace(dir, &self.name)
+                StagedFile::with(dir, text, Some(metadata))?.replace(dir, &self.name)
             }
         }
     }
@@ -274,8 +277,13 @@ impl Planned {
     }
 }
 
-/// The result where the last steps could not all be taken.
-fn failed(at: &Planned, error: &io::Error, left: &[&Planned], changed: &Changed) -> ToolError {
+/// The result if not all of the last steps succeeded.
+fn failed(
+    at: &Planned,
+    error: &io::Error,
+    left: &[&Planned],
+    changed: &ChangeRecorder,
+) -> ToolError {
     let ToolError::ForModel(why) = refused(&at.path, error) else {
         return ToolError::Fatal(error.to_string());
     };

@@ -13,11 +13,12 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{Kind, ToolError, Workspace, refused, special, stopped};
+use crate::tools::file_content::modified;
 use crate::tools::pdf;
 
 /// Bytes of a file that is read on the caller's thread.
 const SMALL: u64 = 64 * 1024;
-/// Bytes of a larger one by which it is known what it is.
+/// Bytes at the start of a larger one by which its format is recognised.
 const PEEKED: u64 = 16;
 /// Bytes of text in one answer.
 const PAGE: usize = 1024 * 1024;
@@ -26,13 +27,13 @@ pub(super) const HELD: u64 = 3 * PAGE as u64;
 /// Bytes looked at in one call, skipped lines included.
 const MAX_SCANNED: usize = 256 * 1024 * 1024;
 
-/// What a file turned out to be.
-pub(super) enum Begun {
-    /// It is small, and that is what was asked for.
+/// The kind of content that was found in a file.
+pub(super) enum FirstRead {
+    /// It is small; these are the requested lines.
     Text(String),
     /// A document, from its beginning.
     Pdf(std::fs::File),
-    /// [`read`] has to do it.
+    /// It must be read by [`read`].
     Large,
 }
 
@@ -42,7 +43,7 @@ pub(super) fn begin(
     path: &str,
     offset: Option<u64>,
     limit: Option<u64>,
-) -> Result<Begun, ToolError> {
+) -> Result<FirstRead, ToolError> {
     let (mut file, length) = open(workspace, path)?;
     let failed = |e: io::Error| refused(path, &e);
     // One byte more than it had: a file that grows in the meantime is a case for `read`.
@@ -52,15 +53,15 @@ pub(super) fn begin(
     if bytes.starts_with(pdf::MAGIC) {
         let mut document = file.into_std();
         document.rewind().map_err(failed)?;
-        return Ok(Begun::Pdf(document));
+        return Ok(FirstRead::Pdf(document));
     }
     if length > SMALL || bytes.len() as u64 > SMALL {
-        return Ok(Begun::Large);
+        return Ok(FirstRead::Large);
     }
     if offset.unwrap_or(1) == 1 && limit.is_none() {
-        return whole(path, bytes).map(Begun::Text);
+        return whole(path, bytes).map(FirstRead::Text);
     }
-    page(path, bytes.as_slice(), offset, limit, &CancellationToken::new()).map(Begun::Text)
+    page(path, bytes.as_slice(), offset, limit, &CancellationToken::new()).map(FirstRead::Text)
 }
 
 /// Lines of a text that was made from a file.
@@ -99,13 +100,13 @@ pub(super) fn stat(workspace: &Workspace, path: &str) -> Result<String, ToolErro
         Kind::Link => "link",
         Kind::Special => return Err(special(path)),
     };
-    let modified = metadata.modified().map(|t| DateTime::<Utc>::from(t.into_std()));
+    let modified = modified(&metadata).map(DateTime::<Utc>::from);
     let modified = modified.ok().map(|t| t.to_rfc3339_opts(SecondsFormat::Millis, true));
     Ok(json!({"path": path, "type": kind, "size": metadata.len(), "modified": modified})
         .to_string())
 }
 
-/// A file that is really one, and its length.
+/// A regular file, and its length.
 fn open(workspace: &Workspace, path: &str) -> Result<(File, u64), ToolError> {
     let directory =
         || ToolError::ForModel(format!("{path:?} is a directory; use list to see what is in it"));
@@ -198,7 +199,7 @@ struct Lines {
     line: u64,
     /// Whether no line is cut.
     at_line_start: bool,
-    /// Whether the file goes on.
+    /// Whether the file continues.
     more: bool,
 }
 

@@ -15,11 +15,11 @@ use tokio_util::sync::CancellationToken;
 use super::diff::{Before, MAX_COMPARED, compared};
 use super::{Kind, Permit, ToolError, Workspace, refused, special, stopped};
 use crate::event::{ChangeKind, FileChange};
-use crate::tools::Changed;
+use crate::tools::ChangeRecorder;
 use crate::tools::file_locks::FileLock;
 use crate::tools::quota::Growth;
-use crate::tools::staged::{Staged, rename_without_loss};
-use crate::tools::workspace::{Made, Way, open_for_reading};
+use crate::tools::staged_file::{StagedFile, rename_without_loss};
+use crate::tools::workspace::{DestinationPath, ParentDirectory, open_for_reading};
 
 /// Bytes of a file that is edited.
 pub(super) const MAX_EDITED: u64 = 16 * 1024 * 1024;
@@ -32,7 +32,7 @@ pub(super) const COPIES: u64 = 4;
 pub(super) enum Occurrences {
     /// It must occur once.
     One,
-    /// Wherever it occurs.
+    /// It may occur any number of times.
     All,
 }
 
@@ -63,18 +63,19 @@ pub(super) fn write(
     content: &str,
     permit: &Permit,
     stop: &CancellationToken,
-    changed: &Changed,
+    changed: &ChangeRecorder,
 ) -> Result<String, ToolError> {
-    let way = workspace.way(path).map_err(|e| refused(path, &e))?;
-    let existing = match way.holder().map(|dir| dir.symlink_metadata(way.name())) {
+    let destination = workspace.destination(path).map_err(|e| refused(path, &e))?;
+    let existing = match destination.holder().map(|dir| dir.symlink_metadata(destination.name())) {
         Some(Ok(metadata)) => Some(writable(path, metadata)?),
         Some(Err(e)) if e.kind() != io::ErrorKind::NotFound => return Err(refused(path, &e)),
         Some(Err(_)) | None => None,
     };
     let before = existing.as_ref().map(Metadata::len);
-    let made = admitted(workspace, way, Growth::of_file(before, content.len() as u64))?;
+    let made = admitted(workspace, destination, Growth::of_file(before, content.len() as u64))?;
     let (dir, name) = (made.dir(), made.name());
-    let staged = Staged::with(dir, content, existing.as_ref()).map_err(|e| refused(path, &e))?;
+    let staged =
+        StagedFile::with(dir, content, existing.as_ref()).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
         return Err(stopped());
     }
@@ -112,13 +113,13 @@ pub(super) fn append(
     path: &str,
     content: &str,
     stop: &CancellationToken,
-    changed: &Changed,
+    changed: &ChangeRecorder,
 ) -> Result<String, ToolError> {
-    let way = workspace.way(path).map_err(|e| refused(path, &e))?;
-    let length = way.holder().and_then(|dir| dir.symlink_metadata(way.name()).ok());
+    let destination = workspace.destination(path).map_err(|e| refused(path, &e))?;
+    let length = destination.holder().and_then(|dir| dir.symlink_metadata(destination.name()).ok());
     let length = length.map(|metadata| metadata.len());
     let after = length.unwrap_or(0) + content.len() as u64;
-    let made = admitted(workspace, way, Growth::of_file(length, after))?;
+    let made = admitted(workspace, destination, Growth::of_file(length, after))?;
     let (dir, name) = (made.dir(), made.name());
     let lock = locked(workspace, path, &[(dir, name)], stop)?;
     let earlier = Before::of(dir, name, MAX_COMPARED as u64);
@@ -192,7 +193,7 @@ pub(super) fn edit(
     new: &str,
     occurrences: Occurrences,
     stop: &CancellationToken,
-    changed: &Changed,
+    changed: &ChangeRecorder,
 ) -> Result<String, ToolError> {
     check_edit(old, new)?;
     let (dir, name) = workspace.holder(path).map_err(|e| refused(path, &e))?;
@@ -204,7 +205,7 @@ pub(super) fn edit(
         )));
     }
     let mut bytes = Vec::new();
-    // While it is open, no other file can be taken for it.
+    // While it is open, its inode cannot be reused for another file.
     (&file).take(MAX_EDITED).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
     let text = String::from_utf8(bytes).map_err(|_| {
         ToolError::ForModel(format!("{path:?} is a binary file; only text can be edited"))
@@ -229,7 +230,7 @@ pub(super) fn edit(
     }
     workspace.admit(Growth::of_file(Some(before.len()), length))?;
     let after = text.replace(old, new);
-    let staged = Staged::with(&dir, &after, Some(&before)).map_err(|e| refused(path, &e))?;
+    let staged = StagedFile::with(&dir, &after, Some(&before)).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
         return Err(stopped());
     }
@@ -250,33 +251,35 @@ pub(super) fn edit(
 
 /// The directories above a path that are not there.
 pub(super) fn missing_above(workspace: &Workspace, path: &str) -> Vec<String> {
-    workspace
-        .way(path)
-        .map_or_else(|_| Vec::new(), |way| way.missing().map(str::to_owned).collect())
+    workspace.destination(path).map_or_else(
+        |_| Vec::new(),
+        |destination| destination.missing().map(str::to_owned).collect(),
+    )
 }
 
 /// Counts what comes with a change and the directories that it needs, and makes these.
 fn admitted<'p>(
     workspace: &Workspace,
-    way: Way<'p>,
+    destination: DestinationPath<'p>,
     growth: Growth,
-) -> Result<Made<'p>, ToolError> {
-    workspace.admit_all([growth, Growth::of_directories(way.missing().len())])?;
-    let path = way.path();
-    way.make().map_err(|e| refused(path, &e))
+) -> Result<ParentDirectory<'p>, ToolError> {
+    workspace.admit_all([growth, Growth::of_directories(destination.missing().len())])?;
+    let path = destination.path();
+    destination.make().map_err(|e| refused(path, &e))
 }
 
 /// Makes a directory.
 pub(super) fn mkdir(
     workspace: &Workspace,
     path: &str,
-    changed: &Changed,
+    changed: &ChangeRecorder,
 ) -> Result<String, ToolError> {
     if path != "." {
-        let way = workspace.way(path).map_err(|e| refused(path, &e))?;
-        let there = way.holder().and_then(|dir| dir.symlink_metadata(way.name()).ok());
+        let destination = workspace.destination(path).map_err(|e| refused(path, &e))?;
+        let there =
+            destination.holder().and_then(|dir| dir.symlink_metadata(destination.name()).ok());
         let adds = usize::from(!there.is_some_and(|metadata| metadata.is_dir()));
-        let made = admitted(workspace, way, Growth::of_directories(adds))?;
+        let made = admitted(workspace, destination, Growth::of_directories(adds))?;
         match made.dir().create_dir(made.name()) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_directory(&made) => {}
             done => {
@@ -289,7 +292,7 @@ pub(super) fn mkdir(
     Ok(format!("{path} is a directory."))
 }
 
-fn is_directory(made: &Made<'_>) -> bool {
+fn is_directory(made: &ParentDirectory<'_>) -> bool {
     made.dir().symlink_metadata(made.name()).is_ok_and(|metadata| metadata.is_dir())
 }
 
@@ -300,7 +303,7 @@ pub(super) fn rename(
     to: &str,
     permit: &Permit,
     stop: &CancellationToken,
-    changed: &Changed,
+    changed: &ChangeRecorder,
 ) -> Result<String, ToolError> {
     let (from_dir, from_name) = workspace.holder(from).map_err(|e| refused(from, &e))?;
     let metadata = from_dir.symlink_metadata(from_name).map_err(|e| refused(from, &e))?;
@@ -312,8 +315,15 @@ pub(super) fn rename(
             "{from:?} cannot be moved to {to:?}, which is itself or within it"
         )));
     }
-    let way = workspace.way(to).map_err(|e| refused(to, &e))?;
-    let there = way.holder().and_then(|dir| dir.symlink_metadata(way.name()).ok());
+    let destination = workspace.destination(to).map_err(|e| refused(to, &e))?;
+    let there = destination.holder().and_then(|dir| dir.symlink_metadata(destination.name()).ok());
+    let is_same = |there: &Metadata| (there.dev(), there.ino()) == (metadata.dev(), metadata.ino());
+    if metadata.nlink() > 1 && there.as_ref().is_some_and(is_same) {
+        // The system would leave both.
+        return Err(ToolError::ForModel(format!(
+            "{from:?} and {to:?} are hard links of one file; delete one of them"
+        )));
+    }
     let there = there.map(|metadata| Kind::of(&metadata));
     match there {
         Some(Kind::Directory) => {
@@ -324,7 +334,7 @@ pub(super) fn rename(
         Some(Kind::Special) => return Err(special(to)),
         Some(Kind::File | Kind::Link) | None => {}
     }
-    let made = admitted(workspace, way, Growth::default())?;
+    let made = admitted(workspace, destination, Growth::default())?;
     let (to_dir, to_name) = (made.dir(), made.name());
     let lock = locked(workspace, to, &[(&from_dir, from_name), (to_dir, to_name)], stop)?;
     let lost = permit.allows_destruction().then(|| content_of(to_dir, to_name, there)).flatten();
@@ -349,7 +359,7 @@ pub(super) fn delete(
     workspace: &Workspace,
     path: &str,
     stop: &CancellationToken,
-    changed: &Changed,
+    changed: &ChangeRecorder,
 ) -> Result<String, ToolError> {
     let (dir, name) = workspace.holder(path).map_err(|e| refused(path, &e))?;
     let lock = locked(workspace, path, &[(&dir, name)], stop)?;
@@ -362,14 +372,15 @@ pub(super) fn delete(
     };
     done.map_err(|e| refused(path, &e))?;
     drop(lock);
-    workspace.freed(metadata.len());
+    // Only the bytes of files are counted.
+    workspace.freed(if metadata.is_file() { metadata.len() } else { 0 });
     if let Some(lost) = lost {
         changed.add(deleted(path, &lost));
     }
     Ok(format!("Deleted {path}."))
 }
 
-/// What is lost where something is deleted.
+/// The loss that a deletion causes.
 fn content_of(dir: &Dir, name: &str, kind: Option<Kind>) -> Option<Before> {
     match kind? {
         Kind::File => Some(Before::of(dir, name, MAX_EDITED)),

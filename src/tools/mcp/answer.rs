@@ -21,10 +21,10 @@ pub(super) enum Kind {
     InputRequired,
 }
 
-/// What a result says that it is.
+/// The type that a result states.
 ///
 /// # Errors
-/// What it says, where that is not known.
+/// The stated type, if it is unknown.
 pub(super) fn kind(result: &Value) -> Result<Kind, String> {
     match &result["resultType"] {
         Value::Null => Ok(Kind::Complete), // as in the old era
@@ -88,7 +88,7 @@ fn part(part: &Value) -> String {
 fn ends_of(mut text: String) -> String {
     text.retain(|c| c != '\0');
     if text.len() > 2 * MAX_END {
-        text = secrets::without_known(&text).into_owned();
+        text = secrets::without_known_secrets(&text).into_owned();
     }
     if text.len() <= 2 * MAX_END {
         return text;

@@ -38,7 +38,7 @@ const MAX_LISTED: usize = 8;
 pub(super) enum Found {
     New {
         /// Whether it can notify that its list of tools has changed.
-        tells_changes: bool,
+        notifies_of_changes: bool,
     },
     Old,
     /// Why it cannot be used: a phrase.
@@ -49,9 +49,9 @@ pub(super) enum Found {
 pub(super) fn found(answer: Result<Value, Failure>) -> Found {
     match answer {
         Ok(discovered) if discovered["supportedVersions"].is_array() => {
-            let tells_changes = discovered["capabilities"]["tools"]["listChanged"] == true;
+            let notifies_of_changes = discovered["capabilities"]["tools"]["listChanged"] == true;
             if speaks_new(&discovered) {
-                return Found::New { tells_changes };
+                return Found::New { notifies_of_changes };
             }
             older(&discovered["supportedVersions"])
         }
@@ -133,10 +133,10 @@ mod tests {
         let none =
             "it speaks only the protocol versions [\"2099-01-01\"], none of which is supported";
         for (answer, expected) in [
-            (discovered(json!([NEW_VERSION]), true), Found::New { tells_changes: true }),
+            (discovered(json!([NEW_VERSION]), true), Found::New { notifies_of_changes: true }),
             (
                 discovered(json!(["2025-11-25", NEW_VERSION]), false),
-                Found::New { tells_changes: false },
+                Found::New { notifies_of_changes: false },
             ),
             (discovered(json!(["2025-11-25"]), true), Found::Old),
             (discovered(json!(["2099-01-01"]), true), neither(none)),

@@ -19,18 +19,19 @@ use parking_lot::Mutex;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use url::Url;
 
 use super::era::{self, DISCOVER, Era};
 use super::messages::{self, CALL, Failure, INITIALIZE, MAX_MESSAGE, MAX_WAIT, ServerMessage};
-use super::{mirrored, reading};
+use super::{header_parameters, reading};
 use crate::bounds::address;
 use crate::bounds::frames::{Framing, Splitter};
+use crate::bounds::memory::TenantSemaphore;
+use crate::bounds::text::bare_type;
 use crate::outbound::{
     AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Terms, Wanted,
 };
-use crate::tools::characters::bare_type;
 use crate::tools::requests::Requests;
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -41,8 +42,9 @@ const NAME: HeaderName = HeaderName::from_static("mcp-name");
 const MAX_SESSION: usize = 1024;
 /// For one request; the call has a limit of its own, which is shorter as a rule.
 const DEADLINE: Duration = Duration::from_mins(10);
-/// Calls that are under way at the same time; further ones wait.
-const MAX_CALLS: usize = 32;
+/// Calls that are under way at the same time, those of one tenant and all; further ones wait.
+const MAX_CALLS_OF_TENANT: usize = 32;
+const MAX_CALLS: usize = 64;
 /// Questions of the server's that are answered in one stream.
 const MAX_REPLIES: usize = 8;
 /// The error of a request in a session that the server no longer knows.
@@ -65,7 +67,7 @@ struct Shared {
     session: Mutex<Session>,
     /// Held while a new session is begun.
     renewing: tokio::sync::Mutex<()>,
-    places: Semaphore,
+    places: TenantSemaphore,
     list_changed: Arc<Notify>,
     /// Notified when the server has lost the session, or does not answer.
     lost: Arc<Notify>,
@@ -83,20 +85,20 @@ pub(super) struct Question {
     pub(super) method: &'static str,
     pub(super) params: Value,
     /// Arguments that headers repeat.
-    pub(super) mirrored: HeaderMap,
+    pub(super) parameter_headers: HeaderMap,
 }
 
 impl Question {
     fn of_old(method: &'static str, params: Value) -> Self {
-        Self { era: Era::Old, method, params, mirrored: HeaderMap::new() }
+        Self { era: Era::Old, method, params, parameter_headers: HeaderMap::new() }
     }
 
     /// The headers that the new era requires.
     fn headers(&self) -> HeaderMap {
-        let mut headers = self.mirrored.clone();
+        let mut headers = self.parameter_headers.clone();
         headers.insert(VERSION, HeaderValue::from_static(messages::NEW_VERSION));
         headers.insert(METHOD, HeaderValue::from_static(self.method));
-        let name = self.params["name"].as_str().and_then(mirrored::written);
+        let name = self.params["name"].as_str().and_then(header_parameters::header_value);
         headers.extend(name.map(|name| (NAME, name)));
         headers
     }
@@ -185,30 +187,30 @@ impl Address {
             next: AtomicU64::new(1),
             session: Mutex::default(),
             renewing: tokio::sync::Mutex::default(),
-            places: Semaphore::new(MAX_CALLS),
+            places: TenantSemaphore::with_share(MAX_CALLS, MAX_CALLS_OF_TENANT),
             list_changed,
             lost,
         }))
     }
 
     pub(super) async fn ask(&self, question: &Question, requests: &Requests) -> Answer {
-        let closed = |_| Failure::NotSent("the service is closing".to_owned());
+        let closed = || Failure::NotSent("the service is closing".to_owned());
         // Only calls need a permit: health checks must not wait for calls.
         let _place = match question.method {
-            CALL => Some(self.0.places.acquire().await.map_err(closed)?),
+            CALL => Some(self.0.places.acquire(&requests.tenant()).await.ok_or_else(closed)?),
             _ => None,
         };
         let session = self.session();
-        match self.asked(question, requests).await {
+        match self.send_request(question, requests).await {
             Err(Failure::NotSent(why)) if why == SESSION_ENDED => {
                 self.begin_another(session).await?;
-                self.asked(question, requests).await
+                self.send_request(question, requests).await
             }
             answer => answer,
         }
     }
 
-    async fn asked(&self, question: &Question, requests: &Requests) -> Answer {
+    async fn send_request(&self, question: &Question, requests: &Requests) -> Answer {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let Question { era, method, params, .. } = question;
         let is_open = *era == Era::Old && *method != INITIALIZE;
@@ -244,10 +246,9 @@ impl Address {
         if self.session() != ended {
             return Ok(());
         }
-        *self.0.session.lock() = Session::default();
         let question = Question::of_old(INITIALIZE, messages::initialize_params());
         let unpaid = Requests::default();
-        let introduced = tokio::time::timeout(MAX_WAIT, self.asked(&question, &unpaid));
+        let introduced = tokio::time::timeout(MAX_WAIT, self.send_request(&question, &unpaid));
         let introduced = introduced.await.map_err(|_| Failure::NotSent(SESSION_ENDED.into()))??;
         self.introduced(&introduced).await.map_err(Failure::NotSent)
     }
@@ -255,7 +256,7 @@ impl Address {
     /// Completes the handshake with the server's answer to `initialize`.
     ///
     /// # Errors
-    /// Why the two do not understand one another: a phrase.
+    /// Why client and server have no common version: a phrase.
     pub(super) async fn introduced(&self, said: &Value) -> Result<(), String> {
         let version = HeaderValue::from_static(messages::version_in(said)?);
         self.0.session.lock().version = Some(version);
@@ -300,7 +301,7 @@ impl Address {
             }
             if is_enough { Wanted::Nothing } else { Wanted::Rest(stream.splitter.pending()) }
         };
-        let session = self.session().filter(|_| is_old);
+        let session = self.session().filter(|_| is_old && question.method != INITIALIZE);
         let sent = self.send(message, Some(question), requests, &mut enough).await;
         if stream.list_changed {
             self.0.list_changed.notify_one();
@@ -324,8 +325,8 @@ impl Address {
             return Err(failure);
         }
         let named = answer.headers.get(SESSION).filter(|name| is_old && name.len() <= MAX_SESSION);
-        if let Some(name) = named {
-            self.0.session.lock().name = Some(name.clone());
+        if named.is_some() || question.method == INITIALIZE {
+            self.0.session.lock().name = named.cloned();
         }
         let unreadable = |why: &str| Failure::Lost(format!("its answer cannot be read: {why}"));
         if is_stream(&answer.headers) {
@@ -390,6 +391,9 @@ impl Address {
         if let Some(question) = question.filter(|question| question.era == Era::New) {
             headers.extend(question.headers());
             return headers;
+        }
+        if question.is_some_and(|question| question.method == INITIALIZE) {
+            return headers; // of a session that begins
         }
         let Session { name, version } = self.0.session.lock().clone();
         headers.extend(name.map(|name| (SESSION, name)));

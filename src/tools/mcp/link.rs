@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::era::{self, DISCOVER, Era, Found};
+use super::header_parameters;
 use super::http::{Address, Question};
 use super::listing::Described;
 use super::messages::{self, CALL, Failure, INITIALIZE, MAX_WAIT};
-use super::mirrored;
 use super::pipes::Pipes;
 use crate::tools::requests::Requests;
 
@@ -27,30 +27,30 @@ const MAX_ENTRIES: usize = 1024;
 /// A connection.
 #[derive(Clone)]
 pub(super) struct Link {
-    way: Way,
-    spoken: Arc<OnceLock<Spoken>>,
+    transport: Transport,
+    handshake: Arc<OnceLock<Handshake>>,
 }
 
 #[derive(Clone)]
-pub(super) enum Way {
+pub(super) enum Transport {
     Pipes(Pipes),
     Address(Address),
 }
 
 /// The result of the handshake.
 #[derive(Debug, Clone, Copy)]
-struct Spoken {
+struct Handshake {
     era: Era,
     /// Whether the server can notify of changes of its list.
-    tells_changes: bool,
+    notifies_of_changes: bool,
 }
 
-const OLD: Spoken = Spoken { era: Era::Old, tells_changes: false };
+const OLD: Handshake = Handshake { era: Era::Old, notifies_of_changes: false };
 
 /// A list of tools.
 pub(super) struct ToolList {
     pub(super) tools: Vec<Value>,
-    /// How long it may be used, by what the server says.
+    /// How long it may be used, as stated by the server.
     pub(super) fresh: Duration,
     /// Whether the server has no more of them.
     pub(super) is_whole: bool,
@@ -58,39 +58,39 @@ pub(super) struct ToolList {
 
 impl Link {
     /// A connection before its handshake.
-    pub(super) fn new(way: Way) -> Self {
-        Self { way, spoken: Arc::default() }
+    pub(super) fn new(transport: Transport) -> Self {
+        Self { transport, handshake: Arc::default() }
     }
 
     pub(super) fn era(&self) -> Era {
-        self.spoken.get().map_or(Era::Old, |spoken| spoken.era)
+        self.handshake.get().map_or(Era::Old, |handshake| handshake.era)
     }
 
     pub(super) fn is_address(&self) -> bool {
-        matches!(self.way, Way::Address(_))
+        matches!(self.transport, Transport::Address(_))
     }
 
     /// Whether arguments are repeated in headers.
-    pub(super) fn mirrors(&self) -> bool {
+    pub(super) fn has_parameter_headers(&self) -> bool {
         self.is_address() && self.era() == Era::New
     }
 
-    async fn asked(
+    async fn request(
         &self,
         era: Era,
         method: &'static str,
         params: Value,
-        mirrored: HeaderMap,
+        parameter_headers: HeaderMap,
         requests: &Requests,
     ) -> Result<Value, Failure> {
         let params = match era {
             Era::Old => params,
             Era::New => messages::in_new_era(params),
         };
-        match &self.way {
-            Way::Pipes(pipes) => pipes.ask(method, &params).await,
-            Way::Address(address) => {
-                address.ask(&Question { era, method, params, mirrored }, requests).await
+        match &self.transport {
+            Transport::Pipes(pipes) => pipes.ask(method, &params, &requests.tenant()).await,
+            Transport::Address(address) => {
+                address.ask(&Question { era, method, params, parameter_headers }, requests).await
             }
         }
     }
@@ -102,8 +102,9 @@ impl Link {
         params: Value,
         requests: &Requests,
     ) -> Result<Value, Failure> {
-        let mirrored = mirrored::headers(&tool.mirrored, &params["arguments"]);
-        self.asked(self.era(), CALL, params, mirrored, requests).await
+        let parameter_headers =
+            header_parameters::headers(&tool.header_parameters, &params["arguments"]);
+        self.request(self.era(), CALL, params, parameter_headers, requests).await
     }
 
     /// The result of a request that belongs to no run and has a short timeout.
@@ -114,7 +115,7 @@ impl Link {
         params: Value,
     ) -> Result<Value, Failure> {
         let requests = Requests::default();
-        let asked = self.asked(era, method, params, HeaderMap::new(), &requests);
+        let asked = self.request(era, method, params, HeaderMap::new(), &requests);
         tokio::time::timeout(MAX_WAIT, asked).await.unwrap_or_else(|_| {
             let seconds = MAX_WAIT.as_secs();
             Err(Failure::Lost(format!("it does not answer {method} within {seconds} s")))
@@ -140,7 +141,7 @@ impl Link {
         is_probing.store(true, Ordering::Relaxed);
         let requests = Requests::default();
         let discovered = async {
-            let asked = self.asked(Era::New, DISCOVER, json!({}), HeaderMap::new(), &requests);
+            let asked = self.request(Era::New, DISCOVER, json!({}), HeaderMap::new(), &requests);
             let found = era::found(asked.await);
             is_probing.store(false, Ordering::Relaxed);
             found
@@ -153,8 +154,8 @@ impl Link {
             };
         is_probing.store(false, Ordering::Relaxed);
         match found {
-            Found::New { tells_changes } => {
-                let _ = self.spoken.set(Spoken { era: Era::New, tells_changes }); // asked once
+            Found::New { notifies_of_changes } => {
+                let _ = self.handshake.set(Handshake { era: Era::New, notifies_of_changes }); // asked once
                 self.follow();
                 Ok(())
             }
@@ -216,19 +217,19 @@ impl Link {
     }
 
     async fn begin_as_of_old(&self, introduced: &Value) -> Result<(), String> {
-        match &self.way {
-            Way::Pipes(pipes) => pipes.tell(messages::initialized()),
-            Way::Address(address) => address.introduced(introduced).await?,
+        match &self.transport {
+            Transport::Pipes(pipes) => pipes.tell(messages::initialized()),
+            Transport::Address(address) => address.introduced(introduced).await?,
         }
-        let _ = self.spoken.set(OLD); // asked once
+        let _ = self.handshake.set(OLD); // asked once
         Ok(())
     }
 
     /// Asks a program for notifications of changes of its list. Over HTTP that would keep a request open
     /// forever, so the list is polled there.
     fn follow(&self) {
-        if let (Way::Pipes(pipes), Some(Spoken { tells_changes: true, .. })) =
-            (&self.way, self.spoken.get())
+        if let (Transport::Pipes(pipes), Some(Handshake { notifies_of_changes: true, .. })) =
+            (&self.transport, self.handshake.get())
         {
             let wanted = json!({"notifications": {"toolsListChanged": true}});
             pipes.open("subscriptions/listen", &messages::in_new_era(wanted));

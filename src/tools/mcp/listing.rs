@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::mirrored::{self, Mirrored};
+use super::header_parameters::{self, HeaderParameter};
 use crate::bounds::schema::{self, Schema};
 use crate::bounds::text::quoted;
 use crate::governance::injection;
@@ -50,7 +50,7 @@ pub(super) struct Described {
     /// The schema of its structured results, if the server declares one.
     pub(super) output_schema: Option<Value>,
     /// Arguments that headers repeat.
-    pub(super) mirrored: Vec<Mirrored>,
+    pub(super) header_parameters: Vec<HeaderParameter>,
 }
 
 /// A list, and what was wrong with it.
@@ -91,11 +91,17 @@ pub(super) fn info(server: &str, own_name: &str, declared: Declared) -> ToolInfo
 
 /// The tools among the entries of a server's list. One that is asked over HTTP in the new era may
 /// want arguments in headers.
-pub(super) fn read(server: &str, effects: &Effects, entries: &[Value], mirrors: bool) -> Listed {
+pub(super) fn read(
+    server: &str,
+    effects: &Effects,
+    entries: &[Value],
+    has_parameter_headers: bool,
+) -> Listed {
     let mut listed = Listed::default();
     let (mut names, mut size) = (BTreeSet::new(), 0);
     if entries.len() > MAX_TOOLS {
-        listed.warn(format!("it lists {} tools, of which {MAX_TOOLS} are taken", entries.len()));
+        listed
+            .warn(format!("it lists {} tools; only the first {MAX_TOOLS} are used", entries.len()));
     }
     for entry in entries.iter().take(MAX_TOOLS) {
         let own_name = entry["name"].as_str().unwrap_or_default();
@@ -114,9 +120,13 @@ pub(super) fn read(server: &str, effects: &Effects, entries: &[Value], mirrors: 
                 continue;
             }
         };
-        let mirrored = if mirrors { mirrored::of_schema(&schema) } else { Ok(Vec::new()) };
-        let mirrored = match mirrored {
-            Ok(mirrored) => mirrored,
+        let header_parameters = if has_parameter_headers {
+            header_parameters::of_schema(&schema)
+        } else {
+            Ok(Vec::new())
+        };
+        let header_parameters = match header_parameters {
+            Ok(header_parameters) => header_parameters,
             Err(why) => {
                 listed.warn(format!("the tool {own_name} is left out: its input schema {why}"));
                 continue;
@@ -146,7 +156,7 @@ pub(super) fn read(server: &str, effects: &Effects, entries: &[Value], mirrors: 
             break;
         }
         let own_name = own_name.to_owned();
-        listed.tools.push(Described { info, own_name, output_schema, mirrored });
+        listed.tools.push(Described { info, own_name, output_schema, header_parameters });
     }
     for missing in effects.keys().filter(|name| !names.contains(*name)) {
         listed.warn(format!("effects names the tool {}, which it does not have", quoted(missing)));

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::bounds::json;
 use crate::bounds::text::shortened;
-use crate::event::InputGiven;
+use crate::event::InputAnswer;
 
 /// The timeout of requests that belong to no call.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(10);
@@ -70,7 +70,7 @@ pub(super) enum Failure {
     /// Whether it took effect is unknown.
     #[error("{0}")]
     Lost(String),
-    /// The server says no.
+    /// The server refuses it.
     #[error("the server refuses it: {} (code {})", shortened(&.0.message), .0.code)]
     Refused(Fault),
 }
@@ -143,7 +143,7 @@ fn client_info() -> Value {
 /// The version that the server speaks.
 ///
 /// # Errors
-/// Why the two do not understand one another: a phrase.
+/// Why client and server have no common version: a phrase.
 pub(super) fn version_in(introduced: &Value) -> Result<&'static str, String> {
     let theirs = introduced["protocolVersion"].as_str().unwrap_or_default();
     VERSIONS.into_iter().find(|version| *version == theirs).ok_or_else(|| {
@@ -157,14 +157,14 @@ pub(super) fn call(
     arguments: &Value,
     effect_key: &str,
     traceparent: Option<&str>,
-    given: Option<&InputGiven>,
+    given: Option<&InputAnswer>,
 ) -> Value {
     let mut meta = json!({EFFECT_KEY: effect_key});
     if let Some(traceparent) = traceparent {
         meta["traceparent"] = traceparent.into();
     }
     let mut call = json!({"name": tool, "arguments": arguments, "_meta": meta});
-    if let Some(InputGiven { request_state, responses, .. }) = given {
+    if let Some(InputAnswer { request_state, responses, .. }) = given {
         if !responses.is_empty() {
             call["inputResponses"] = json!(responses);
         }
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn requests_of_the_new_era_say_what_they_are() {
-        let given = InputGiven {
+        let given = InputAnswer {
             round: 1,
             request_state: Some("s".to_owned()),
             responses: serde_json::from_value(json!({"who": {"action": "decline"}})).unwrap(),

@@ -14,21 +14,23 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::era::DISCOVER;
 use super::lines::{Line, Lines};
 use super::messages::{self, CALL, Failure, INITIALIZE, MAX_MESSAGE, ServerMessage};
 use super::reading;
+use crate::bounds::memory::TenantSemaphore;
 use crate::bounds::secrets::redacted;
 use crate::bounds::text::shortened;
 use crate::message::visible::escaped;
 
 /// Messages that wait to be written.
 const MAX_WRITTEN: usize = 64;
-/// Calls that are under way at the same time; further ones wait.
-const MAX_CALLS: usize = 64;
+/// Calls that are under way at the same time, those of one tenant and all; further ones wait.
+const MAX_CALLS_OF_TENANT: usize = 64;
+const MAX_CALLS: usize = 128;
 /// Messages that were not asked for: at once, and in a second.
 const MAX_BURST: u32 = 2_000;
 const MAX_A_SECOND: u32 = 200;
@@ -51,7 +53,7 @@ struct Shared {
     asked: Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>,
     next: AtomicU64,
     write: mpsc::Sender<String>,
-    places: Semaphore,
+    places: TenantSemaphore,
     list_changed: Arc<Notify>,
     /// Notified when a call was given up, because the server may hang.
     given_up: Arc<Notify>,
@@ -115,18 +117,18 @@ impl Pipes {
             asked: Mutex::new(Some(HashMap::new())),
             next: AtomicU64::new(1),
             write,
-            places: Semaphore::new(MAX_CALLS),
+            places: TenantSemaphore::with_share(MAX_CALLS, MAX_CALLS_OF_TENANT),
             list_changed,
             given_up,
         });
         (Self(Arc::clone(&shared)), Ends { shared, written })
     }
 
-    pub(super) async fn ask(&self, method: &'static str, params: &Value) -> Answer {
+    pub(super) async fn ask(&self, method: &'static str, params: &Value, tenant: &str) -> Answer {
         let gone = || Failure::NotSent("it has ended".to_owned());
         // Only calls need a permit: health checks must not wait for calls.
         let _place = match method {
-            CALL => Some(self.0.places.acquire().await.map_err(|_| gone())?),
+            CALL => Some(self.0.places.acquire(tenant).await.ok_or_else(gone)?),
             _ => None,
         };
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
@@ -171,12 +173,12 @@ impl Ends {
         let Self { shared, written } = self;
         tokio::select! {
             why = listened(&shared, output) => why,
-            () = spoken(written, input) => None,
+            () = write_messages(written, input) => None,
         }
     }
 }
 
-async fn spoken(mut written: mpsc::Receiver<String>, mut input: pipe::Sender) {
+async fn write_messages(mut written: mpsc::Receiver<String>, mut input: pipe::Sender) {
     while let Some(mut message) = written.recv().await {
         message.push('\n');
         if input.write_all(message.as_bytes()).await.is_err() {
@@ -290,20 +292,21 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_server_is_asked_whether_it_lives_however_many_calls_it_has() {
+    async fn no_tenant_has_all_places_and_a_health_check_needs_none() {
         let (pipes, mut ends) = Pipes::new(Arc::default(), Arc::default());
-        let calls = (0..=MAX_CALLS).map(|_| {
+        let ask = |method: &'static str, tenant: &'static str| {
             let pipes = pipes.clone();
-            tokio::spawn(async move { pipes.ask(CALL, &Value::Null).await })
-        });
-        let calls: Vec<_> = calls.collect();
-        for _ in 0..MAX_CALLS {
+            tokio::spawn(async move { pipes.ask(method, &Value::Null, tenant).await })
+        };
+        let mut asked: Vec<_> = (0..=MAX_CALLS_OF_TENANT).map(|_| ask(CALL, "a")).collect();
+        for _ in 0..MAX_CALLS_OF_TENANT {
             assert!(ends.written.recv().await.unwrap().contains(CALL));
         }
-        let asked = tokio::spawn(async move { pipes.ask("ping", &Value::Null).await });
+        asked.push(ask("ping", "a"));
         assert!(ends.written.recv().await.unwrap().contains("ping"));
-        asked.abort();
-        calls.iter().for_each(tokio::task::JoinHandle::abort);
+        asked.push(ask(CALL, "b"));
+        assert!(ends.written.recv().await.unwrap().contains(CALL));
+        asked.iter().for_each(tokio::task::JoinHandle::abort);
     }
 
     #[tokio::test]

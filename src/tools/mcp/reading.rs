@@ -1,7 +1,7 @@
 //! Parses messages of servers: small ones directly, large ones on the blocking pool, a few at a time.
 
 use super::messages::{self, ServerMessage};
-use crate::tools::readers;
+use crate::tools::parse_pool;
 
 /// Bytes of a message that is parsed directly.
 const SMALL: usize = 64 * 1024;
@@ -14,6 +14,6 @@ pub(super) async fn read(message: Vec<u8>) -> Result<ServerMessage, String> {
     if message.len() <= SMALL {
         return messages::parse(&message);
     }
-    let parsed = readers::read(move || messages::parse(&message)).await;
+    let parsed = parse_pool::run(move || messages::parse(&message)).await;
     parsed.unwrap_or_else(|| Err("it cannot be read".to_owned()))
 }

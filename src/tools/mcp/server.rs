@@ -20,7 +20,7 @@ use url::Url;
 
 use super::era::Era;
 use super::http::Address;
-use super::link::{Link, ToolList, Way};
+use super::link::{Link, ToolList, Transport};
 use super::listing::{self, Described, Effects};
 use super::messages::MAX_WAIT;
 use super::pipes::{self, Errors, Pipes};
@@ -31,10 +31,10 @@ use crate::run::SandboxLevel;
 use crate::tools::ToolInfo;
 use crate::tools::programs;
 use crate::tools::proxy::{Hosts, Proxy};
-use crate::tools::sandbox::Startable;
+use crate::tools::sandbox::StartablePrograms;
 use crate::tools::sandbox::plan::{Access, Grant, GrantKind, Reach};
 use crate::tools::sandbox::reach;
-use crate::tools::sandbox::{KeptProgram, Sandbox};
+use crate::tools::sandbox::{LongRunningProgram, Sandbox};
 
 /// The pause before a server is started again; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -48,7 +48,7 @@ const LONGEST_LOOK: Duration = Duration::from_hours(1);
 /// Between two looks at a list that changes.
 const BETWEEN_CHANGES: Duration = Duration::from_secs(1);
 
-/// What the operator says of a server.
+/// The operator's settings of a server.
 #[derive(Debug, Clone)]
 pub struct Settings {
     pub name: String,
@@ -80,7 +80,7 @@ pub enum Connection {
 }
 
 /// What all servers have in common.
-pub(super) struct Surroundings {
+pub(super) struct Dependencies {
     pub(super) sandbox: Arc<Sandbox>,
     pub(super) client: Client,
     pub(super) proxy: Proxy,
@@ -101,7 +101,7 @@ enum Status {
 /// One server.
 pub(super) struct Server {
     settings: Settings,
-    surroundings: Surroundings,
+    dependencies: Dependencies,
     status: watch::Sender<Status>,
     link: RwLock<Option<Link>>,
     tools: RwLock<Arc<Vec<Described>>>,
@@ -116,10 +116,10 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn new(settings: Settings, surroundings: Surroundings) -> Self {
+    pub(super) fn new(settings: Settings, dependencies: Dependencies) -> Self {
         Self {
             settings,
-            surroundings,
+            dependencies,
             status: watch::Sender::new(Status::NotStarted),
             link: RwLock::default(),
             tools: RwLock::default(),
@@ -163,7 +163,7 @@ impl Server {
     pub(super) fn sandbox_level(&self) -> Option<SandboxLevel> {
         match &self.settings.connection {
             Connection::Address { .. } => None,
-            Connection::Program { .. } => self.surroundings.sandbox.known_level(),
+            Connection::Program { .. } => self.dependencies.sandbox.known_level(),
         }
     }
 
@@ -276,11 +276,11 @@ impl Server {
                 let address = Address::new(
                     url.clone(),
                     key.clone(),
-                    self.surroundings.client.clone(),
+                    self.dependencies.client.clone(),
                     Arc::clone(&self.list_changed),
                     Arc::clone(&self.suspicious),
                 );
-                self.watch(Link::new(Way::Address(address)), true).await
+                self.watch(Link::new(Transport::Address(address)), true).await
             }
             Connection::Program { .. } => self.run_program().await,
         }
@@ -300,11 +300,11 @@ impl Server {
     }
 
     async fn run_program_once(self: &Arc<Self>, finds_out_era: bool) -> String {
-        let kept = match self.program().await {
-            Ok(kept) => kept,
+        let program = match self.program().await {
+            Ok(program) => program,
             Err(why) => return why,
         };
-        let running = match self.surroundings.sandbox.keep(kept).await {
+        let running = match self.dependencies.sandbox.start_long_running(program).await {
             Ok(running) => running,
             Err(error) => return error.to_string(),
         };
@@ -315,7 +315,7 @@ impl Server {
         let logged = async move { pipes::logged(this.name(), errors, &this.errors).await };
         let logging = AbortOnDropHandle::new(tokio::spawn(logged));
         let served = ends.served(running.input, running.output);
-        let watched = self.watch(Link::new(Way::Pipes(pipes.clone())), finds_out_era);
+        let watched = self.watch(Link::new(Transport::Pipes(pipes.clone())), finds_out_era);
         let ended = tokio::select! {
             why = served => why,
             why = watched => Some(why),
@@ -324,7 +324,7 @@ impl Server {
         let why = if let Some(why) = ended {
             why
         } else {
-            let ending = running.ending.wait_for_end();
+            let ending = running.handle.wait_for_end();
             let why = tokio::time::timeout(pipes::LAST_WORDS, ending).await;
             let _ = tokio::time::timeout(pipes::LAST_WORDS, logging).await; // or a child holds it
             why.unwrap_or_else(|_| "it has ended".to_owned())
@@ -334,25 +334,25 @@ impl Server {
     }
 
     /// The program as the sandbox takes it; or why it cannot be started.
-    async fn program(&self) -> Result<KeptProgram, String> {
+    async fn program(&self) -> Result<LongRunningProgram, String> {
         let Connection::Program { command, args, variables, directory, reads, network } =
             self.settings.connection.clone()
         else {
             return Err("it is not a program".to_owned());
         };
         let leads_out = !network.are_none();
-        if leads_out && !self.surroundings.sandbox.kernel().await.confinement.network {
+        if leads_out && !self.dependencies.sandbox.kernel().await.confinement.network {
             return Err(
                 "its settings give it a network, and this machine cannot; see `toolloop doctor`"
                     .into(),
             );
         }
         let way_out =
-            leads_out.then(|| self.surroundings.proxy.way_out_of_server(self.name(), network));
-        let path = self.surroundings.sandbox.settings().path.clone();
+            leads_out.then(|| self.dependencies.proxy.way_out_of_server(self.name(), network));
+        let path = self.dependencies.sandbox.settings().path.clone();
         let looked = tokio::task::spawn_blocking(move || {
             let program = programs::found(&command, Path::new("/"), &path)?;
-            let mut grants = reach::system(&path, Startable::System);
+            let mut grants = reach::system(&path, StartablePrograms::System);
             let file = program.display().to_string();
             grants.push(Grant { path: file.clone(), access: Access::RUN, kind: GrantKind::File });
             grants.extend(reads.iter().filter_map(|path| {
@@ -363,7 +363,7 @@ impl Server {
             let all = Access { read: true, write: true, execute: true };
             grants.push(Grant { path: ".".to_owned(), access: all, kind: GrantKind::Tree });
             let arguments = std::iter::once(command).chain(args).collect();
-            Ok(KeptProgram {
+            Ok(LongRunningProgram {
                 program: file,
                 arguments,
                 directory: opened(&directory)?,
@@ -385,7 +385,7 @@ impl Server {
             let look = match link.list().await {
                 Ok(listed) => {
                     let look = look_after(&link, listed.fresh);
-                    self.take(listed, link.mirrors()).await;
+                    self.take(listed, link.has_parameter_headers()).await;
                     look
                 }
                 Err(why) => return why,
@@ -426,10 +426,10 @@ impl Server {
         }
     }
 
-    async fn take(&self, ToolList { tools, is_whole, .. }: ToolList, mirrors: bool) {
+    async fn take(&self, ToolList { tools, is_whole, .. }: ToolList, has_parameter_headers: bool) {
         let count = tools.len();
         let (name, effects) = (self.settings.name.clone(), self.settings.effects.clone());
-        let reading = move || listing::read(&name, &effects, &tools, mirrors);
+        let reading = move || listing::read(&name, &effects, &tools, has_parameter_headers);
         let reading = tokio::task::spawn_blocking(reading);
         let mut listed = reading.await.unwrap_or_default();
         if !is_whole {
@@ -441,7 +441,7 @@ impl Server {
         let before = std::mem::replace(&mut *self.tools.write(), Arc::clone(&tools));
         self.warnings.write().clone_from(&listed.warnings);
         if is_first || before != tools {
-            self.surroundings.generation.fetch_add(1, Ordering::Release);
+            self.dependencies.generation.fetch_add(1, Ordering::Release);
             for warning in listed.warnings {
                 tracing::warn!(server = self.name(), warning, "the tools of an MCP server");
             }

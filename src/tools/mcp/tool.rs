@@ -12,14 +12,14 @@ use serde_json::Value;
 use url::Url;
 
 use super::answer::{self, Kind};
-use super::asked::{self, Elicitation};
+use super::elicitation::{self, Elicitation};
 use super::era::{self, Era};
 use super::link::Link;
 use super::listing::Described;
 use super::messages::{self, Failure};
 use super::server::Server;
 use crate::bounds::schema::{Fault, Schema};
-use crate::event::{InputAsked, InputGiven};
+use crate::event::{InputAnswer, InputRequired};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Effect, SandboxLevel, Target};
 use crate::tools::{Tool, ToolContext, ToolError, ToolInfo};
@@ -39,7 +39,7 @@ pub(super) struct McpTool {
     pub(super) server: Arc<Server>,
 }
 
-/// What stands for a tool that its server has not listed so far.
+/// A placeholder for a tool that its server has not listed so far.
 pub(super) struct Missing {
     pub(super) info: ToolInfo,
     pub(super) server: Arc<Server>,
@@ -91,12 +91,8 @@ impl Tool for McpTool {
     }
 
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let own = &self.described.info;
-        let (effect, destructive) = match self.server.listed(&own.name) {
-            Some(now) => (own.effect.max(now.effect), own.destructive || now.destructive),
-            None => (own.effect, own.destructive),
-        };
-        Ok(actions_of(own, effect, destructive, self.server.url()))
+        let (effect, destructive) = self.effect_now();
+        Ok(actions_of(&self.described.info, effect, destructive, self.server.url()))
     }
 
     async fn execute(
@@ -114,7 +110,7 @@ impl Tool for McpTool {
         let mut given = context.input.as_deref().cloned();
         let mut pause = FIRST_PAUSE;
         for repeats in 0.. {
-            let result = self.sent(&link, &arguments, given.as_ref(), context).await;
+            let result = self.send_call(&link, &arguments, given.as_ref(), context).await;
             let result = result.map_err(for_model)?;
             match answer::kind(&result) {
                 Ok(Kind::Complete) => {
@@ -131,7 +127,8 @@ impl Tool for McpTool {
                 }
             }
             let round = given.as_ref().map_or(0, |given| given.round);
-            let asked = self.asked(&link, &result, round).map_err(|why| self.incomplete(&why))?;
+            let asked =
+                self.input_required(&link, &result, round).map_err(|why| self.incomplete(&why))?;
             if !asked.requests.is_empty() {
                 return Err(ToolError::AwaitsInput(Box::new(asked)));
             }
@@ -141,19 +138,29 @@ impl Tool for McpTool {
             // It asks for a repetition of the call.
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-            given = Some(InputGiven { round, ..asked.answered(BTreeMap::new()) });
+            given = Some(InputAnswer { round, ..asked.answered(BTreeMap::new()) });
         }
         Err(self.incomplete("it wants to be asked again and again"))
     }
 }
 
 impl McpTool {
+    /// The effect of a call, and whether it is destructive: what was known first, or what the server states now
+    /// if that is worse.
+    fn effect_now(&self) -> (Effect, bool) {
+        let own = &self.described.info;
+        match self.server.listed(&own.name) {
+            Some(now) => (own.effect.max(now.effect), own.destructive || now.destructive),
+            None => (own.effect, own.destructive),
+        }
+    }
+
     /// The result of a call, or the error, for the model.
-    async fn sent(
+    async fn send_call(
         &self,
         link: &Link,
         arguments: &Value,
-        given: Option<&InputGiven>,
+        given: Option<&InputAnswer>,
         context: &ToolContext,
     ) -> Result<Value, String> {
         let (key, trace) = (&context.effect_key, context.traceparent.as_deref());
@@ -176,20 +183,25 @@ impl McpTool {
     }
 
     /// What the server asks for, with the next round.
-    fn asked(&self, link: &Link, result: &Value, round: u32) -> Result<InputAsked, String> {
+    fn input_required(
+        &self,
+        link: &Link,
+        result: &Value,
+        round: u32,
+    ) -> Result<InputRequired, String> {
         if link.era() == Era::Old {
             return Err("it asks for input, which its protocol version does not support".into());
         }
         let Elicitation { forms: requests, state: request_state } =
-            asked::read(result).map_err(|why| format!("it asks for input, and {why}"))?;
+            elicitation::read(result).map_err(|why| format!("it asks for input, and {why}"))?;
         if round >= MAX_ROUNDS {
             return Err(format!("it asks for input for more than {MAX_ROUNDS} times"));
         }
         let (server, round) = (self.server.name().to_owned(), round + 1);
-        Ok(InputAsked { server, round, requests, request_state, requests_uncounted: 0 })
+        Ok(InputRequired { server, round, requests, request_state, requests_uncounted: 0 })
     }
 
-    /// A call that the server has begun, and that does not come to its end.
+    /// The failure of a call that the server has begun and does not complete.
     fn incomplete(&self, why: &str) -> ToolError {
         let name = self.server.name();
         ToolError::ForModel(format!(
@@ -200,7 +212,7 @@ impl McpTool {
 
     /// The note on a call whose effect is unknown.
     fn unknown(&self) -> &'static str {
-        match self.described.info.effect {
+        match self.effect_now().0 {
             Effect::Read => "",
             Effect::Idempotent | Effect::Once => " It is unknown whether the call took effect.",
         }

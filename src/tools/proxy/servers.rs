@@ -79,18 +79,21 @@ impl ServerRequests {
 }
 
 /// One server, as requests of it are judged.
-pub(super) struct Asking {
+pub(super) struct ServerPolicy {
     pub(super) server: String,
     pub(super) hosts: Arc<Hosts>,
     pub(super) noted: ServerRequests,
 }
 
-impl Asking {
+impl ServerPolicy {
     /// Whether its operator lists the host.
     ///
     /// # Errors
     /// Why the request is not sent.
-    pub(super) fn admit(&self, Target { host, port, .. }: Target) -> Result<Unanswered, String> {
+    pub(super) fn admit(
+        &self,
+        Target { host, port, .. }: Target,
+    ) -> Result<PendingServerRequest, String> {
         let server = self.server.clone();
         let is_listed = self.hosts.listed.iter().any(|listed| listed.permits(&host, port));
         let refusal =
@@ -101,18 +104,18 @@ impl Asking {
             is_refused: refusal.is_some(),
             reason: Some(refusal.clone().unwrap_or_else(|| CANCELLED.to_owned())),
         };
-        let unanswered = Unanswered { request: Some(request), noted: self.noted.clone() };
-        refusal.map_or(Ok(unanswered), Err)
+        let pending = PendingServerRequest { request: Some(request), noted: self.noted.clone() };
+        refusal.map_or(Ok(pending), Err)
     }
 }
 
 /// A request that was sent, or is refused; it is noted when this is dropped.
-pub(super) struct Unanswered {
+pub(super) struct PendingServerRequest {
     request: Option<ServerRequest>,
     noted: ServerRequests,
 }
 
-impl Unanswered {
+impl PendingServerRequest {
     /// Records its outcome.
     pub(super) fn settle(mut self, failure: Option<&str>) {
         if let Some(request) = &mut self.request {
@@ -121,7 +124,7 @@ impl Unanswered {
     }
 }
 
-impl Drop for Unanswered {
+impl Drop for PendingServerRequest {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
             self.noted.note(request);
@@ -136,7 +139,7 @@ mod tests {
     #[test]
     fn every_request_is_noted_whatever_became_of_it() {
         let hosts = Hosts { listed: vec!["a.example".parse().unwrap()], ..Hosts::default() };
-        let asking = Asking {
+        let policy = ServerPolicy {
             server: "s".to_owned(),
             hosts: Arc::new(hosts),
             noted: ServerRequests::default(),
@@ -148,11 +151,11 @@ mod tests {
             path: "/".to_owned(),
             declared: false,
         };
-        asking.admit(target("a.example")).ok().unwrap().settle(None);
-        drop(asking.admit(target("a.example")));
-        asking.admit(target("a.example")).ok().unwrap().settle(Some("it is down"));
-        assert!(asking.admit(target("b.example")).is_err());
-        let taken = asking.noted.take(Instant::now(), false);
+        policy.admit(target("a.example")).ok().unwrap().settle(None);
+        drop(policy.admit(target("a.example")));
+        policy.admit(target("a.example")).ok().unwrap().settle(Some("it is down"));
+        assert!(policy.admit(target("b.example")).is_err());
+        let taken = policy.noted.take(Instant::now(), false);
         let mut told: Vec<_> =
             taken.iter().map(|(it, _)| (it.is_refused, it.reason.as_deref())).collect();
         told.sort_unstable();

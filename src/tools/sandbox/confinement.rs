@@ -20,18 +20,18 @@ use rustix::thread::{CapabilitiesSecureBits, CapabilitySet, CapabilitySets};
 /// The newest version of Landlock's interface that is asked for.
 const NEWEST: ABI = ABI::V6;
 /// A path that may be reached, held open.
-pub(super) struct Reached {
+pub(super) struct ReachablePath {
     pub(super) handle: OwnedFd,
     pub(super) access: Access,
     pub(super) kind: GrantKind,
 }
 
 /// Opens the paths that a plan grants. Paths that do not exist are skipped.
-pub(super) fn open(grants: &[Grant]) -> io::Result<Vec<Reached>> {
+pub(super) fn open(grants: &[Grant]) -> io::Result<Vec<ReachablePath>> {
     let mut reached = Vec::with_capacity(grants.len());
     for Grant { path, access, kind } in grants {
         match open_path(path) {
-            Ok(handle) => reached.push(Reached { handle, access: *access, kind: *kind }),
+            Ok(handle) => reached.push(ReachablePath { handle, access: *access, kind: *kind }),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) if e.kind() == io::ErrorKind::NotADirectory => {}
             Err(e) => return Err(io::Error::new(e.kind(), format!("{path}: {e}"))),
@@ -75,7 +75,7 @@ pub(super) fn limit_program(limits: &Limits) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up every capability, and every way to one.
+/// Gives up every capability, and every means to regain one.
 pub(super) fn drop_capabilities() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let bits = CapabilitiesSecureBits::NO_ROOT
@@ -96,7 +96,7 @@ pub(super) fn drop_capabilities() -> io::Result<()> {
 /// Restricts files to what is reached, TCP to this port or to nothing, and signals and abstract
 /// sockets to the programs themselves. Answers the version of the interface that does so; 0 for
 /// none.
-pub(super) fn landlock(reached: &[Reached], port: Option<u16>) -> Result<u32, RulesetError> {
+pub(super) fn landlock(reached: &[ReachablePath], port: Option<u16>) -> Result<u32, RulesetError> {
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -138,7 +138,7 @@ pub(super) fn read_only(temporary: &str) -> Result<(), RulesetError> {
     ruleset.restrict_self().map(|_status| ())
 }
 
-fn allow(ruleset: RulesetCreated, reached: &Reached) -> Result<RulesetCreated, RulesetError> {
+fn allow(ruleset: RulesetCreated, reached: &ReachablePath) -> Result<RulesetCreated, RulesetError> {
     let Access { read, write, execute } = reached.access;
     let mut rights = BitFlags::<AccessFs>::empty();
     if reached.kind == GrantKind::Names {

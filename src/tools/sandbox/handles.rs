@@ -12,7 +12,7 @@ use rustix::net::{
 /// Open files in one message, at most.
 const MAX_HANDLES: usize = 3;
 
-/// Sends a few bytes, and with them open files.
+/// Sends a few bytes together with open files.
 pub(super) fn send(socket: impl AsFd, text: &[u8], handles: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_HANDLES))];
     let mut message = SendAncillaryBuffer::new(&mut space);
@@ -23,7 +23,7 @@ pub(super) fn send(socket: impl AsFd, text: &[u8], handles: &[BorrowedFd<'_>]) -
     if sent < text.len() { Err(io::ErrorKind::WriteZero.into()) } else { Ok(()) }
 }
 
-/// Receives so many bytes, and the open file that came with them.
+/// Receives this many bytes, and the open file that was sent with them.
 pub(super) fn receive(
     socket: impl AsFd,
     into: &mut [u8],
@@ -32,7 +32,7 @@ pub(super) fn receive(
     Ok(receive_several(socket, into, flags)?.into_iter().next())
 }
 
-/// Receives so many bytes, and the open files that came with them.
+/// Receives this many bytes, and the open files that were sent with them.
 pub(super) fn receive_several(
     socket: impl AsFd,
     into: &mut [u8],

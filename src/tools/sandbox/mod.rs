@@ -11,8 +11,7 @@
 mod confinement;
 mod fork_server;
 mod handles;
-mod kept;
-pub mod known;
+mod long_running_program;
 mod mounts;
 mod network;
 mod output;
@@ -20,11 +19,12 @@ pub mod plan;
 pub mod reach;
 mod runner;
 mod seccomp;
-mod startable;
-mod supervised;
+mod startable_programs;
 mod supervisor;
+mod supervisor_handle;
 mod syscalls;
 mod tree;
+pub mod tree_cache;
 pub mod walk;
 
 use std::io;
@@ -39,13 +39,13 @@ use tokio::sync::{OnceCell, oneshot};
 
 use crate::run::SandboxLevel;
 pub use fork_server::serve_forks;
-pub use kept::{KeptProgram, Running};
+pub use long_running_program::{LongRunningProgram, RunningProgram};
 use output::MaxOutput;
 pub use output::{Output, shortened};
 use plan::{Confinement, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
 pub use plan::{Limits, Stopped};
-pub use startable::Startable;
-use supervised::Supervisors;
+pub use startable_programs::StartablePrograms;
+use supervisor_handle::Supervisors;
 
 /// The argument that makes the binary the fork server of supervisors.
 pub const FORK_SERVER: &str = "sandbox-run";
@@ -166,7 +166,9 @@ pub enum SandboxError {
     TooWeak { found: SandboxLevel },
     #[error("the programs could not be started: {0}")]
     NotStarted(String),
-    #[error("the programs are larger than {MAX_PLAN} bytes with what they read")]
+    #[error(
+        "the programs, with the list of files that they may read, are larger than {MAX_PLAN} bytes"
+    )]
     TooLarge,
     #[error("the supervisor of the programs failed: {0}")]
     Io(#[from] io::Error),

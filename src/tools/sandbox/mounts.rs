@@ -15,7 +15,7 @@ use rustix::mount::{
     move_mount, open_tree,
 };
 
-use super::confinement::{Reached, open_path};
+use super::confinement::{ReachablePath, open_path};
 use super::plan::{GrantKind, Plan};
 use super::syscalls::set_mount_attributes;
 
@@ -26,15 +26,15 @@ const TEMPORARY_FILES: u64 = 65_536;
 const SINGLE_FILES: usize = 256;
 
 /// Sets it up. Where the workspace itself may be written, the working directory moves along.
-pub(super) fn set_up(plan: &Plan, reached: &[Reached]) -> io::Result<()> {
+pub(super) fn set_up(plan: &Plan, reached: &[ReachablePath]) -> io::Result<()> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     let writable = reached.iter().filter(|it| it.access.write && it.kind != GrantKind::Names);
-    let devices = |it: &&Reached| {
+    let devices = |it: &&ReachablePath| {
         let kind = rustix::fs::fstat(&it.handle).map(|stat| FileType::from_raw_mode(stat.st_mode));
         matches!(kind, Ok(FileType::Directory | FileType::RegularFile))
     };
     let mut again = Vec::new();
-    for Reached { handle, .. } in writable.filter(devices).take(SINGLE_FILES) {
+    for ReachablePath { handle, .. } in writable.filter(devices).take(SINGLE_FILES) {
         again.push(mounted_again(handle)?);
     }
     let root = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;

@@ -17,11 +17,11 @@ use super::handles;
 use super::plan::PROXY_PORT;
 use super::syscalls::raise_loopback;
 
-/// What the socket comes along with. A report begins with something else.
+/// The byte that is sent with the socket. A report begins with another one.
 const MARK: &[u8] = b"n";
 
 /// Opens the socket in the network of this process and sends it through standard input.
-pub(super) fn hand_over() -> io::Result<()> {
+pub(super) fn send_listener() -> io::Result<()> {
     let any = rustix::net::socket(
         rustix::net::AddressFamily::INET,
         rustix::net::SocketType::STREAM,
@@ -33,7 +33,7 @@ pub(super) fn hand_over() -> io::Result<()> {
 }
 
 /// The socket, from the supervisor's other end; `None` where a report comes in its place.
-pub(super) async fn taken_over(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
+pub(super) async fn receive_listener(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
     socket.async_io(Interest::READABLE, || received(socket)).await
 }
 

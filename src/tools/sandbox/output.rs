@@ -1,5 +1,5 @@
-//! What a program writes, read as it comes and kept to a bound: the beginning, the end, and how
-//! much was between them.
+//! The output of a program, read as it is written and bounded: its beginning, its end, and how
+//! much was left out between them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// Bytes that are read at once.
 const PIECE: usize = 64 * 1024;
-/// Bytes of a line that is looked at while it comes.
+/// Bytes of a line that is inspected while it arrives.
 const MAX_LINE: usize = 16 * 1024;
 
 /// Bytes of each stream that are kept.
@@ -136,12 +136,12 @@ impl KeptOutput {
     }
 }
 
-/// What stands between a beginning and an end.
+/// The note between a beginning and an end.
 fn left_out(bytes: u64) -> String {
     format!("\n[… {bytes} bytes left out …]\n")
 }
 
-/// More than the size of that, as JSON text.
+/// More than the size of that note, as JSON text.
 const NOTE: usize = 64;
 
 /// A beginning and an end with so many bytes between them, cut so that all of it takes `most` at

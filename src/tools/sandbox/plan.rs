@@ -50,7 +50,7 @@ pub struct Step {
     pub commands: Vec<Command>,
 }
 
-/// On what outcome of the steps before it a step runs.
+/// The outcome of the earlier steps after which a step runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum When {
     Always,
@@ -93,7 +93,7 @@ pub enum Target {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reach {
     pub grants: Vec<Grant>,
-    /// What lies in granted directories and must not be reached: masked by mounts.
+    /// Denied entries of granted directories, which mounts mask.
     pub masked: Vec<String>,
 }
 
@@ -170,7 +170,7 @@ pub struct Report {
     pub confinement: Confinement,
     /// Of the last program that ran; 128 and more where a signal ended it.
     pub exit_code: Option<i32>,
-    /// Why it was ended before its time.
+    /// Why it was ended early.
     pub stopped: Option<Stopped>,
     /// Why nothing ran.
     pub failure: Option<String>,

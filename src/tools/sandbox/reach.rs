@@ -5,7 +5,7 @@
 //! becomes a grant of it. Any other rule, and `paths.deny` by glob, is applied to the existing files, in a
 //! walk of at most [`MAX_WALKED`] entries for each call. If the workspace has more entries, the call is
 //! refused. The same walk records the files before programs change them, unless they are still cached
-//! (`known`).
+//! (`tree_cache`).
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use cap_std::fs::Dir;
 
-use super::known::{self, Size, Stamp, Tree};
 use super::plan::{Access, Grant, GrantKind, Reach};
-use super::startable::{self, Startable};
+use super::startable_programs::{self, StartablePrograms};
+use super::tree_cache::{self, Size, Stamp, Tree};
 use super::walk::{MAX_WALKED, WalkEntry, WalkLimit, walk};
 use crate::governance::Permit;
 use crate::tools::own_writes::Watch;
@@ -36,7 +36,7 @@ const SYSTEM_SETTINGS: &[&str] = &[
     "/etc/ssl/openssl.cnf",
     "/etc/timezone",
 ];
-/// What programs know other hosts by.
+/// The certificates by which programs verify other hosts.
 const CERTIFICATES: &[&str] = &[
     "/etc/ca-certificates",
     "/etc/pki/ca-trust/extracted",
@@ -49,30 +49,30 @@ const SOURCES: &[&str] = &["/dev/zero", "/dev/full", "/dev/random", "/dev/urando
 #[derive(Debug, thiserror::Error)]
 pub enum ReachError {
     #[error(
-        "the workspace has more than {MAX_WALKED} entries, too many to hold its path rules ({0}) \
+        "the workspace has more than {MAX_WALKED} entries, too many to enforce its path rules ({0}) \
          for a program; use file_ops, or ask for rules that name whole directories"
     )]
     TooMany(&'static str),
     #[error(
-        "the workspace takes longer than {seconds} s to look through, too long to hold its path rules ({0}) for \
+        "the workspace takes longer than {seconds} s to walk, too long to enforce its path rules ({0}) for \
          a program; use file_ops, or ask for rules that name whole directories",
         seconds = MAX_WALK.as_secs()
     )]
     TooSlow(&'static str),
     #[error(
-        "{0} holds a file whose name is not UTF-8, which paths.deny cannot be held for; rename it, \
+        "{0} contains a file whose name is not UTF-8, for which paths.deny cannot be enforced; rename it, \
          or use file_ops"
     )]
     NotText(String),
-    #[error("the workspace has directories that lie too deep in one another to look through them")]
+    #[error("the directories of the workspace are nested too deeply")]
     TooDeep,
     #[error("the workspace cannot be read: {0}")]
     Unreadable(#[from] io::Error),
 }
 
-/// The system's part.
-pub fn system(path: &[PathBuf], startable: Startable<'_>) -> Vec<Grant> {
-    let everything = !matches!(startable, Startable::Only(_));
+/// The grants for files of the system.
+pub fn system(path: &[PathBuf], startable: StartablePrograms<'_>) -> Vec<Grant> {
+    let everything = !matches!(startable, StartablePrograms::Only(_));
     let shared = if everything { Access::RUN } else { Access::READ };
     let directories = SYSTEM.iter().map(PathBuf::from).chain(path.iter().cloned());
     let mut grants: Vec<Grant> =
@@ -82,14 +82,14 @@ pub fn system(path: &[PathBuf], startable: Startable<'_>) -> Vec<Grant> {
     grants.extend(SOURCES.iter().filter_map(read));
     let nowhere = Access { read: true, write: true, execute: false };
     grants.extend(granted(Path::new("/dev/null"), nowhere, GrantKind::File));
-    if let Startable::Only(programs) = startable {
+    if let StartablePrograms::Only(programs) = startable {
         let file = |file: &PathBuf| granted(file, Access::RUN, kind_of(file));
-        grants.extend(startable::files_of(programs).iter().filter_map(file));
+        grants.extend(startable_programs::files_of(programs).iter().filter_map(file));
     }
     grants
 }
 
-/// What programs read beside that where they have a network.
+/// The additional grants for programs with a network.
 pub fn certificates() -> impl Iterator<Item = Grant> {
     let paths = CERTIFICATES.iter().map(Path::new);
     paths.filter_map(|path| granted(path, Access::READ, kind_of(path)))
@@ -109,15 +109,17 @@ fn granted(path: &Path, access: Access, kind: GrantKind) -> Option<Grant> {
 pub struct Before {
     /// None where there is too much of it.
     pub tree: Option<Tree>,
-    /// What is denied, without what lies in it.
+    /// Denied entries, without their contents.
     pub denied: HashSet<String>,
-    /// What all of it takes; `None` where a part was not looked at.
+    /// Its size; `None` if a part of it was not inspected.
     pub size: Option<Size>,
+    /// Whether the programs have mounts of their own.
+    pub has_mounts: bool,
     /// The watch for the service's own writes, begun before the walk.
     pub own: Watch,
 }
 
-/// The workspace's part, and what is in there where the programs may change it.
+/// The grants for the workspace, and its contents if the programs may change it.
 ///
 /// # Errors
 /// [`ReachError`] if the rules cannot be enforced.
@@ -136,11 +138,11 @@ pub fn workspace(
     let looked = if by_glob || deny.by_glob || (!has_mounts && forbids) {
         let what = if by_glob { "paths.read, paths.write" } else { "paths.deny" };
         let names = by_glob || !has_mounts;
-        Some(look(permit, root, what, Wanted { forbids, names, stamps: writes })?)
+        Some(look(permit, root, what, Wanted { forbids, names, stamps: writes }, has_mounts)?)
     } else if writes {
         // The rules are enforced without it; the changes of the programs may stay unknown.
         let wanted = Wanted { forbids: false, names: false, stamps: true };
-        look(permit, root, "paths", wanted).ok()
+        look(permit, root, "paths", wanted, has_mounts).ok()
     } else {
         None
     };
@@ -180,12 +182,12 @@ pub fn workspace(
     }
     let Some(own) = own else {
         if let Some(tree) = looked {
-            known::keep(root, permit.denied_as_written(), tree);
+            tree_cache::put(root, permit.denied_as_written(), tree);
         }
         return Ok((reach, None));
     };
     let size = looked.as_ref().filter(|_| denied.is_empty()).map(Tree::size);
-    Ok((reach, Some(Before { tree: looked, denied, size, own })))
+    Ok((reach, Some(Before { tree: looked, denied, size, has_mounts, own })))
 }
 
 impl Grant {
@@ -225,7 +227,7 @@ fn grant(grants: &mut Vec<Grant>, tree: &str, access: Access, found: &Found<'_>,
     }
 }
 
-/// What lies in a workspace, in order.
+/// The entries of a workspace, in order.
 struct Found<'a> {
     files: BTreeSet<&'a str>,
     directories: BTreeSet<&'a str>,
@@ -245,7 +247,7 @@ impl<'a> Found<'a> {
     }
 }
 
-/// What a look at a workspace is for.
+/// What a walk of a workspace collects.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     /// Whether anything is denied.
@@ -260,12 +262,13 @@ fn look(
     root: &Dir,
     what: &'static str,
     wanted: Wanted,
+    has_mounts: bool,
 ) -> Result<Tree, ReachError> {
     let rules = permit.denied_as_written();
-    if let Some(known) = known::taken(root, &rules, |path| permit.may_visit(path)) {
-        return Ok(known);
+    if let Some(cached) = tree_cache::take(root, &rules, |path| permit.may_visit(path)) {
+        return Ok(cached);
     }
-    let mut tree = if wanted.stamps { Tree::watched(root) } else { Tree::default() };
+    let mut tree = if wanted.stamps { Tree::watched(root, has_mounts) } else { Tree::default() };
     let refused = |beyond| match beyond {
         WalkLimit::Entries => ReachError::TooMany(what),
         WalkLimit::Depth => ReachError::TooDeep,

@@ -116,7 +116,11 @@ fn prepare(
     let own = super::plan::Access { read: true, write: true, execute: false };
     let temporary = rustix::fs::open(plan.temporary.as_str(), OFlags::PATH, Mode::empty());
     if let Ok(handle) = temporary {
-        reached.push(super::confinement::Reached { handle, access: own, kind: GrantKind::Tree });
+        reached.push(super::confinement::ReachablePath {
+            handle,
+            access: own,
+            kind: GrantKind::Tree,
+        });
     }
     enter(&plan.directory).map_err(said("the directory to start in"))?;
     let is_counted = !rustix::process::geteuid().is_root();
@@ -362,7 +366,7 @@ fn redirect(redirection: &Redirection) -> io::Result<()> {
 
 /// The file of a redirection.
 fn opened(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
-    // A pipe without another end must not hold the step up.
+    // A pipe without another end must not block the step.
     let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600))
         .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("{path}: {e}")))?;

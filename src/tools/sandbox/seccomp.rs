@@ -153,6 +153,9 @@ const ATTRIBUTES_HERE: &[i64] = &[
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const ATTRIBUTES_HERE: &[i64] = &[];
+/// The same as requests of `ioctl`, for which it is enough that a file is open for reading: flags, extended
+/// flags, version, and making it unchangeable (fs-verity).
+const ATTRIBUTE_REQUESTS: [u64; 4] = [0x4008_6602, 0x401C_5820, 0x4008_7602, 0x4080_6685];
 /// Fail with ENOSYS, so that programs fall back to other calls: their arguments are in memory that a
 /// filter cannot read, or they allocate memory that no limit counts.
 const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
@@ -204,8 +207,10 @@ fn filters(
     let addressed = SeccompCondition::new(4, Len::Qword, Op::Ne, 0)?;
     refused.insert(libc::SYS_sendto, vec![only(addressed)?]);
     let terminal = [libc::TIOCSTI, libc::TIOCLINUX];
-    let injects = terminal.iter().map(|request| only(argument(1, Op::Eq, *request)?));
-    refused.insert(libc::SYS_ioctl, injects.collect::<Result<_, _>>()?);
+    let attributes = ATTRIBUTE_REQUESTS.iter().filter(|_| !has_namespaces);
+    let requests = terminal.iter().chain(attributes);
+    let requests = requests.map(|request| only(argument(1, Op::Eq, *request)?));
+    refused.insert(libc::SYS_ioctl, requests.collect::<Result<_, _>>()?);
     let spaces = [
         libc::CLONE_NEWUSER,
         libc::CLONE_NEWNS,

@@ -56,8 +56,8 @@ pub(super) fn supervise() -> io::Result<()> {
     write_all(rustix::stdio::stdin(), &text)
 }
 
-/// The plan, behind its length in four bytes; the directory that came with them becomes this
-/// process's. Behind it the input comes, where the programs are spoken to.
+/// The plan, after its length in four bytes. The directory that came with them becomes this
+/// process's working directory. The input follows if the programs read any.
 fn receive() -> io::Result<(Plan, Option<OwnedFd>)> {
     let mut socket = Socket;
     let mut length = [0; 4];
@@ -109,10 +109,10 @@ fn own_namespaces(has_network: bool) -> io::Result<()> {
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", same(user.as_raw()))?;
     std::fs::write("/proc/self/gid_map", same(group.as_raw()))?;
-    if has_network { network::hand_over() } else { Ok(()) }
+    if has_network { network::send_listener() } else { Ok(()) }
 }
 
-/// A directory that is there for one plan.
+/// A directory that exists for one plan.
 fn private_directory(base: &str) -> io::Result<String> {
     let own = format!("{base}/{}", rustix::process::getpid().as_raw_nonzero());
     let _ = remove_path(Path::new(&own)); // of another process of that number, long gone
@@ -129,7 +129,7 @@ fn replace_temporary(plan: &mut Plan, directory: String) {
     plan.temporary = directory;
 }
 
-/// Starts the runner and watches over it until it is done or has to be ended.
+/// Starts the runner and monitors it until it ends or must be ended.
 fn programs(plan: &Plan, input: Option<OwnedFd>) -> io::Result<Report> {
     let (reads, writes) = pipe_with(PipeFlags::CLOEXEC)?;
     let runner = match fork()? {

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::process::Pid;
 
-/// Which side of a fork one is on.
+/// The process in which a fork returns.
 pub(super) enum Forked {
     Parent(Pid),
     Child,

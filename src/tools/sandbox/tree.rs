@@ -1,7 +1,7 @@
 //! The descendants of a process: how many there are, what memory they hold, and their end.
 //!
 //! `/proc` is read, since processes that have left their group and their session are found there
-//! all the same. What is read may be out of date at once: killing looks again until nothing is left.
+//! nevertheless. Its contents may be outdated at once, so killing is repeated until nothing is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,13 +11,13 @@ use std::os::unix::fs::MetadataExt;
 use rustix::event::{Timespec, poll};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 
-/// Looks until everything is gone, at most; each ends what the one before it saw.
+/// The most rounds until all processes have ended; each kills what the previous one found.
 const MOST_ROUNDS: usize = 10_000;
-/// Looks until everything is stopped, at most.
+/// The most rounds until all processes are stopped.
 const MOST_STOPPING_ROUNDS: usize = 500;
-/// Consecutive rounds without a find before the tree counts as empty.
+/// Consecutive rounds that find nothing before the tree counts as empty.
 const EMPTY_ROUNDS: usize = 3;
-/// Between two of them.
+/// The pause between two rounds.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// Descendants at most; counting stops there.
 const MOST_COUNTED: usize = 100_000;
@@ -31,8 +31,8 @@ pub(super) struct Usage {
     pub(super) memory: u64,
 }
 
-/// The use of a process and of its descendants, of which `most` are looked at: a bomb of processes is
-/// known by the first of them.
+/// The usage of a process and of its descendants, of which at most `most` are inspected: a fork bomb is
+/// recognised by the first of them.
 pub(super) fn usage_of(root: Pid, most: u64) -> Usage {
     let most = usize::try_from(most).unwrap_or(MOST_COUNTED).min(MOST_COUNTED);
     let page = rustix::param::page_size() as u64;
@@ -53,8 +53,8 @@ pub(super) fn tasks_of_user() -> u64 {
     numbers_in("/proc").into_iter().filter(is_own).map(threads).sum()
 }
 
-/// Kills all descendants of this process and collects them. It must be the one that orphans among
-/// them fall to.
+/// Kills all descendants of this process and collects them. This process must be their subreaper,
+/// so that orphans among them become its children.
 pub(super) fn end_descendants() {
     let own = rustix::process::getpid().as_raw_pid();
     stop_descendants(own);
@@ -67,7 +67,7 @@ pub(super) fn end_descendants() {
             .into_iter()
             .filter(|process| *process != own)
             .collect();
-        // Stopped first, so that none is born while others die.
+        // Stopped first, so that none is started while others are killed.
         for signal in [Signal::STOP, Signal::KILL] {
             for process in descendants.iter().filter_map(|process| Pid::from_raw(*process)) {
                 let _ = kill_process(process, signal);
@@ -77,7 +77,7 @@ pub(super) fn end_descendants() {
             match wait(WaitOptions::NOHANG) {
                 Ok(None) => break,
                 Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
-                // No child, hence no descendant; looked at again, for one may just change hands.
+                // No child, hence no descendant; checked again, because a process may just be reparented.
                 Err(_) => {
                     empty += 1;
                     break;
@@ -88,8 +88,8 @@ pub(super) fn end_descendants() {
     }
 }
 
-/// Stops all descendants. None is killed before: those that are stopped keep their places, so that
-/// processes which only make others run into the limit.
+/// Stops all descendants. None is killed before: stopped ones still count as processes, so that
+/// processes that only start others reach the limit.
 fn stop_descendants(own: i32) {
     let mut stopped = BTreeSet::from([own]);
     let mut empty = 0;
@@ -152,7 +152,7 @@ fn own_pages(process: i32) -> u64 {
     resident.saturating_sub(shared) + shared_memory_pages(process)
 }
 
-/// Pages of memory that processes share with one another and no file holds.
+/// Pages of memory that processes share and that belong to no file.
 fn shared_memory_pages(process: i32) -> u64 {
     let status = read(&format!("/proc/{process}/status"));
     let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:"));
@@ -168,7 +168,7 @@ fn numbers_in(directory: &str) -> Vec<i32> {
         .collect()
 }
 
-/// A small file of the kernel; empty where it is gone.
+/// A small file of the kernel; empty if it does not exist.
 fn read(path: &str) -> String {
     let mut text = String::new();
     let opened = fs::File::open(path).map(|file| file.take(1024 * 1024));

@@ -16,7 +16,7 @@ use crate::tools::entries::{self, Space};
 
 /// Entries of a workspace that are looked at for one call.
 pub const MAX_WALKED: usize = 20_000;
-/// Directories in one another.
+/// Levels of nested directories.
 const MAX_DEPTH: usize = 512;
 
 /// One entry of a directory, as a visitor sees it.
@@ -34,7 +34,7 @@ impl WalkEntry<'_> {
     /// Its metadata; each call is a system call.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the file system.
     pub fn stat(&self) -> io::Result<Stat> {
         entries::stat(self.directory, self.name)
     }
@@ -58,11 +58,11 @@ pub enum WalkLimit {
     Time,
 }
 
-/// Shows each entry to the visitor, a directory before what lies in it; it says whether to enter it.
-/// What is gone before its turn comes is passed over.
+/// Shows each entry to the visitor, a directory before its contents; the visitor returns whether to enter it.
+/// Entries that disappear before their turn are skipped.
 ///
 /// # Errors
-/// There are more entries than that, they lie too deep, it takes too long, or the visitor refuses.
+/// There are too many entries, they are nested too deeply, it takes too long, or the visitor refuses.
 pub fn walk<E: From<io::Error>>(
     root: &Dir,
     (most, within): (usize, Option<Duration>),

@@ -3,10 +3,11 @@
 use url::Url;
 
 use crate::bounds::html;
+use crate::bounds::text::bare_type;
 use crate::outbound::Response;
-use crate::tools::characters::{bare_type, content_type, may_be_text, said, usual};
+use crate::tools::characters::{content_type, declared_encoding, may_be_text, usual};
 
-/// Bytes at the start of a page by which it is told whether it is text.
+/// Bytes at the start of a page that are inspected to detect whether it is text.
 const LOOKED_AT: usize = 8192;
 
 /// A page as text.
@@ -31,7 +32,8 @@ impl Text {
             "" => looks_like_page(body),
             _ => false,
         };
-        let encoding = said(body, written, is_page).unwrap_or_else(|| usual(body, written));
+        let encoding =
+            declared_encoding(body, written, is_page).unwrap_or_else(|| usual(body, written));
         let (text, _, _) = encoding.decode(body);
         Ok(Self { text: text.into_owned(), is_page })
     }

@@ -11,7 +11,7 @@ use url::Url;
 
 use crate::outbound::Response;
 
-/// Bytes of a file; what is beyond does not count.
+/// Bytes of a file that are read.
 pub(super) const MAX_FILE: usize = 256 * 1024;
 /// Rules of a host.
 const MAX_RULES: usize = 2000;
@@ -48,13 +48,13 @@ pub(super) fn place(url: &Url) -> Url {
 }
 
 impl Robots {
-    /// Whether a host was asked lately.
+    /// Whether the rules of a host are cached.
     pub(super) fn knows(&self, url: &Url) -> bool {
         let hosts = self.hosts.lock();
         hosts.get(place(url).as_str()).is_some_and(|(since, _)| since.elapsed() < KEPT)
     }
 
-    /// Keeps what a host says.
+    /// Caches the rules of a host.
     pub(super) fn learn(&self, url: &Url, said: &Response) {
         let rules = match said.status {
             status if status.is_success() => Rules::read(&String::from_utf8_lossy(&said.body)),
@@ -68,7 +68,7 @@ impl Robots {
         hosts.insert(place(url).into(), (Instant::now(), rules));
     }
 
-    /// Whether a host that was asked permits an address.
+    /// Whether the cached rules of its host permit an address.
     pub(super) fn permits(&self, url: &Url, agent: &str) -> bool {
         let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
         let hosts = self.hosts.lock();

@@ -39,16 +39,16 @@ impl Aside {
     /// Leaves it to the next [`Workspace::empty_bin`].
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the file system.
     pub fn delete(self) -> io::Result<()> {
         let bin = self.root.open_dir(BIN)?;
         bin.rename(&self.name, &bin, new_name())
     }
 
-    /// Puts it back into its place, unless something has been made there.
+    /// Moves it back to its path, unless something was created there.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the file system.
     pub fn put_back(self) -> io::Result<()> {
         let bin = self.root.open_dir(BIN)?;
         let tenant = self.root.open_dir(&self.tenant)?;
@@ -68,7 +68,7 @@ impl Aside {
 }
 
 impl Workspace {
-    /// Takes a directory of a tenant out of its place in one step, to be deleted by
+    /// Moves a directory of a tenant to the bin in one step, to be deleted by
     /// [`Workspace::empty_bin`]; false where it is not there.
     ///
     /// # Errors
@@ -81,7 +81,7 @@ impl Workspace {
         Ok(moved(root, tenant, directory, new_name())?.is_some())
     }
 
-    /// The same with a directory that may get back into its place; `None` where it is not there.
+    /// The same for a directory that may be restored; `None` if it does not exist.
     ///
     /// # Errors
     /// [`WorkspaceError`].
@@ -106,7 +106,7 @@ impl Workspace {
     /// Returns the number of directories. May take long.
     ///
     /// # Errors
-    /// What the system says; what is left is tried again the next time.
+    /// Errors of the file system; the rest is tried again the next time.
     pub fn empty_bin(root: &Path) -> io::Result<usize> {
         let bin =
             Dir::open_ambient_dir(root, ambient_authority()).and_then(|root| root.open_dir(BIN));
@@ -121,7 +121,7 @@ impl Workspace {
                 continue;
             }
             match removal::remove(&bin, &name) {
-                // Another replica was faster.
+                // Another replica has already removed it.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 removed => {
                     removed?;

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::{Output, toolloop};
-use crate::service::{Db, Setup, on_both_stores};
+use crate::service::{Db, Setup, on_one_store};
 
-on_both_stores!(no_argument_leads_to_another_address);
+on_one_store!(no_argument_leads_to_another_address);
 
 async fn no_argument_leads_to_another_address(db: Db) {
     let setup = || {

@@ -419,3 +419,26 @@ fn a_model_call_counts_twice_unless_the_run_only_waited_to_ask_again() {
         assert!(bench.state.repeats_model_call(), "it may have been asked since");
     }
 }
+
+#[test]
+fn what_tries_took_before_a_crash_counts_before_the_model_is_asked_again() {
+    let mut bench =
+        asking(limited(text(), |_, budget| budget.max_total_tokens = Some(10_000)), vec!["a"]);
+    assert!(matches!(bench.state.next(bench.now), Step::CallModel(_)));
+    bench.record(RunEvent::ModelRetried(toolloop::event::ModelRetried {
+        attempt: 1,
+        iteration: 1,
+        provider: "mock".into(),
+        model: "m".into(),
+        reason: "transient".into(),
+        status: None,
+        message: "it broke off".into(),
+        wait_ms: 0,
+        fallback: None,
+        usage: Some(Usage { input_tokens: 9_000, output_tokens: 900, ..USAGE }),
+    }));
+    resume(&mut bench, 1);
+    let Step::Record(events) = bench.state.next(bench.now) else { panic!("asked again") };
+    let ending = events.last().and_then(|event| event.ending()).unwrap();
+    assert_eq!(ending.outcome.reason(), TerminationReason::BudgetExceeded);
+}

@@ -186,7 +186,7 @@ pub(super) async fn answers(service: &Service) -> usize {
 pub(super) async fn until_answered(service: &Service, count: usize) {
     let all = async {
         while answers(service).await < count {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     let all = tokio::time::timeout(Duration::from_mins(1), all).await;

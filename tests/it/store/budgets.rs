@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 use toolloop::run::{Amounts, CapExceeded, Caps, Reserved};
-use toolloop::store::{GivenBack, Ownership, Settled, SharedBudget};
+use toolloop::store::{Ownership, Requeue, Settled, SharedBudget};
 
 use super::ownership::until_blocked;
 use super::*;
@@ -220,6 +220,18 @@ async fn a_sweep_settles_runs_without_a_driver(db: Db) {
         Amounts { tokens: 60, iterations: 2, ..NONE },
         "of the two that are driven"
     );
+    // A row that cannot be read keeps its own hold alone.
+    let mut damaged = Script::with(|new| new.parent_run_id = Some(tree));
+    db.commit("me", &damaged.start()).await;
+    let reserved = db.store.reserve((tree, damaged.id), ME, iteration(30)).await.unwrap();
+    assert_eq!(reserved, Some(Reserved::Granted));
+    for script in [&mut damaged, &mut driven] {
+        db.commit("me", &script.write(vec![completed(json!({}))])).await;
+    }
+    db.execute(&format!("UPDATE runs SET consumption = '{{' WHERE id = '{}'", damaged.id)).await;
+    db.store.sweep(&[]).await.unwrap();
+    let SharedBudget { reserved, .. } = budget(&db, tree).await;
+    assert_eq!(reserved, Amounts { tokens: 60, iterations: 2, ..NONE });
 }
 
 async fn a_budget_goes_with_its_run(db: Db) {
@@ -240,7 +252,7 @@ async fn taken_over(db: &Db) -> (Uuid, Ownership<'static>) {
     let run = driven(db).await;
     open(db, run, CAPS, iteration(10)).await;
     assert_eq!(reserve(db, run, run, iteration(100)).await, Reserved::Granted);
-    assert!(db.store.give_back("me", run, 1, GivenBack::AtOnce).await.unwrap());
+    assert!(db.store.give_back("me", run, 1, Requeue::AtOnce).await.unwrap());
     db.store.claim_run("you", run).await.unwrap().unwrap();
     (run, Ownership { owner: "you", epoch: 2 })
 }
@@ -290,7 +302,7 @@ async fn postgres_a_reservation_that_waited_sees_who_owns_the_run_now() {
     let zombie =
         tokio::spawn(async move { store.reserve((run, run), ME, iteration(1)).await.unwrap() });
     until_blocked(&mut observer).await;
-    assert!(db.store.give_back("me", run, 1, GivenBack::AtOnce).await.unwrap());
+    assert!(db.store.give_back("me", run, 1, Requeue::AtOnce).await.unwrap());
     db.store.claim_run("you", run).await.unwrap().unwrap();
     other.commit().await.unwrap();
     assert_eq!(zombie.await.unwrap(), None);

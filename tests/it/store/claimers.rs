@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tokio::sync::Barrier;
-use toolloop::store::{Claimant, GivenBack, RunLimits};
+use toolloop::store::{Claimant, Requeue, RunLimits};
 
 use super::*;
 use crate::fault_rounds::rounds;
@@ -11,6 +11,7 @@ use crate::fault_rounds::rounds;
 on_both! {
     of_eight_concurrent_claims_one_gets_the_run,
     runs_that_a_claimant_leaves_are_taken_by_another,
+    a_clock_that_is_set_back_delays_no_run_without_a_start_time,
 }
 
 const CLAIMERS: usize = 8;
@@ -58,7 +59,7 @@ async fn runs_that_a_claimant_leaves_are_taken_by_another(db: Db) {
     for script in [&mut left, &mut begun, &mut taken] {
         db.commit("me", &script.start()).await;
     }
-    assert!(db.store.give_back("me", begun.id, 1, GivenBack::AtOnce).await.unwrap());
+    assert!(db.store.give_back("me", begun.id, 1, Requeue::AtOnce).await.unwrap());
     let excluded = [left.id, begun.id];
     let claimant = Claimant { owner: "you", excluded: &excluded };
     assert_eq!(db.store.claim_begun(claimant, 9).await.unwrap(), []);
@@ -73,4 +74,22 @@ async fn runs_that_a_claimant_leaves_are_taken_by_another(db: Db) {
     let claimed = db.store.claim("other", 9, "").await.unwrap();
     let claimed: BTreeSet<_> = claimed.iter().map(|it| it.run.id).collect();
     assert_eq!(claimed, BTreeSet::from(excluded));
+}
+
+async fn a_clock_that_is_set_back_delays_no_run_without_a_start_time(db: Db) {
+    let mut queued = Script::queued();
+    let mut delayed = Script::with(|new| {
+        new.status = RunStatus::Queued;
+        new.queue.available_at = Some(now() + chrono::TimeDelta::hours(1));
+    });
+    delayed.epoch = 0;
+    for script in [&mut queued, &mut delayed] {
+        db.commit("me", &script.start()).await;
+    }
+    let hour = if db.store.kind() == "postgres" { "interval '1 hour'" } else { "3600000000" };
+    db.execute(&format!("UPDATE runs SET available_at = available_at + {hour}")).await;
+    assert_eq!(db.store.claim("you", 9, "").await.unwrap(), []);
+    db.store.undo_clock_step().await.unwrap();
+    let claimed = db.store.claim("you", 9, "").await.unwrap();
+    assert_eq!(claimed.iter().map(|it| it.run.id).collect::<Vec<_>>(), [queued.id]);
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
-use toolloop::store::DeliveryFilter;
 use toolloop::store::writer::{AppendError, Writer};
+use toolloop::store::{AttemptOutcome, DeliveryFilter, DeliveryStatus};
 
 use super::*;
 
@@ -18,6 +18,7 @@ on_both! {
     an_end_gives_way_to_a_cancel,
     a_shutdown_commits_queued_writes,
     a_closed_store_is_reported_when_patience_ends,
+    an_attempt_in_progress_does_not_undo_a_redelivery,
 }
 
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -214,6 +215,24 @@ async fn postgres_cutting_connections_harms_no_run() {
         }
     }
     assert!(cuts >= 2, "only {cuts} connections were cut");
+}
+
+async fn an_attempt_in_progress_does_not_undo_a_redelivery(db: Db) {
+    let mut told = Script::with(|new| new.webhook = Some("https://example.com".into()));
+    db.commit("me", &told.start()).await;
+    let lane = db.store.due_lanes("", 9).await.unwrap().remove(0);
+    let claimed = db.store.claim_deliveries(&lane, 1, PATIENCE).await.unwrap().remove(0);
+    db.store.redeliver(TENANT, claimed.id).await.unwrap().unwrap();
+    let failed = AttemptOutcome {
+        status: DeliveryStatus::Failed,
+        response_status: None,
+        error: Some("no answer".into()),
+        pause: Duration::ZERO,
+        was_sent: true,
+    };
+    db.store.settle_delivery(&claimed, &failed).await.unwrap();
+    let again = db.store.claim_deliveries(&lane, 9, PATIENCE).await.unwrap();
+    assert!(again.iter().any(|delivery| delivery.id == claimed.id), "{again:?}");
 }
 
 /// The first change of a delivery is given up as in a deadlock.

@@ -3,7 +3,7 @@
 
 use chrono::TimeDelta;
 use tokio::task::JoinSet;
-use toolloop::store::{GivenBack, IdempotentRun};
+use toolloop::store::{IdempotentRun, Requeue};
 
 use super::*;
 
@@ -139,7 +139,7 @@ async fn a_queued_run_is_counted_claimed_released_and_cancelled(db: Db) {
     let claimed = db.store.claim("you", 1, "").await.unwrap().remove(0).run;
     assert_eq!((claimed.id, claimed.epoch, claimed.crash_count), (first.id, 1, 0));
     assert_eq!(db.store.queued().await.unwrap(), 1);
-    assert!(db.store.give_back("you", first.id, 1, GivenBack::AtOnce).await.unwrap());
+    assert!(db.store.give_back("you", first.id, 1, Requeue::AtOnce).await.unwrap());
     let row = db.store.run(TENANT, first.id).await.unwrap().unwrap();
     assert_eq!((row.status, row.owner, row.started_at), (RunStatus::Queued, None, None));
     db.cancel(first.id).await;

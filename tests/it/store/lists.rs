@@ -17,6 +17,7 @@ on_both! {
     runs_of_one_instant_are_all_listed,
     a_forged_cursor_is_harmless,
     a_row_that_cannot_be_read_fails_alone,
+    runs_with_a_label_are_paged_and_forgotten,
     every_filter_of_audit_selects,
     an_act_is_of_the_agent_and_session_that_it_names,
     keys_are_kept_listed_and_revoked,
@@ -183,6 +184,52 @@ async fn a_row_that_cannot_be_read_fails_alone(db: Db) {
     assert_eq!(newest, [scripts[3].id, scripts[2].id, scripts[0].id], "a page is full");
     let claimed = db.store.claim("you", 9, "").await.unwrap();
     assert_eq!(claimed.iter().map(|claimed| claimed.run.id).collect::<Vec<_>>(), [scripts[3].id]);
+    assert_eq!(db.store.owned_runs("you").await.unwrap(), [(scripts[3].id, 1)]);
+    assert_eq!(db.store.queued().await.unwrap(), 0, "the other one is parked");
+    assert_eq!(db.store.claim_run("you", damaged.id).await.unwrap(), None);
+    let mut without_definition = Script::queued();
+    db.commit("me", &without_definition.start()).await;
+    db.sql("DELETE FROM definitions").await;
+    let claimed = db.store.claim("you", 9, "").await.unwrap();
+    assert_eq!(claimed[0].run.id, without_definition.id, "it can be ended");
+}
+
+async fn runs_with_a_label_are_paged_and_forgotten(db: Db) {
+    let noon = now();
+    let mut labelled = Vec::new();
+    for second in 0..5 {
+        let created_at = noon + TimeDelta::seconds(second);
+        let mut script = Script::with(|new| {
+            new.metadata = json!({"env": "prod", "ticket": second.to_string()});
+            new.created_at = created_at;
+        });
+        db.commit("me", &script.start()).await;
+        db.commit("me", &script.write(vec![completed(json!(1))])).await;
+        labelled.insert(0, script.id);
+        db.commit("me", &Script::with(|new| new.created_at = created_at).start()).await;
+    }
+    let metadata = vec![("env".to_owned(), "prod".to_owned())];
+    let filter = RunFilter { metadata, ..RunFilter::default() };
+    let (mut seen, mut after) = (Vec::new(), None);
+    loop {
+        let runs = db.store.runs(TENANT, &filter, &page(2, after.clone())).await.unwrap();
+        let Some(last) = runs.last() else { break };
+        after = Some(cursor(last));
+        seen.extend(runs.iter().map(|run| run.id));
+    }
+    assert_eq!(seen, labelled);
+    let created_before = Some(noon + TimeDelta::seconds(3));
+    let earlier = RunFilter { created_before, ..filter.clone() };
+    assert_eq!(listed(&db, earlier).await, labelled[2..]);
+    let found = db.store.search_runs(TENANT, &filter, &["reader"], &page(2, None)).await.unwrap();
+    let found: Vec<_> = found.iter().map(|run| (run.id, run.may_match)).collect();
+    assert_eq!(found, [(labelled[0], true), (labelled[1], true)]);
+    let later = now() + TimeDelta::hours(1);
+    assert_eq!(db.store.delete_ended(later, 10, &no_files).await.unwrap(), 5);
+    assert!(listed(&db, filter).await.is_empty());
+    if db.store.kind() == "sqlite" {
+        assert_eq!(db.sql("SELECT CAST(count(*) AS TEXT) FROM run_labels").await, "0");
+    }
 }
 
 /// Or of its run's; what names neither is of neither.

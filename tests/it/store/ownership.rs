@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
-use toolloop::store::{CancelOutcome, GivenBack, Running, SessionPlace, Swept, Wakeup, Watch};
+use toolloop::store::{CancelOutcome, Requeue, RunCounts, SessionPlace, Swept, Wakeup, Watch};
 
 use super::*;
 
@@ -107,7 +107,7 @@ async fn tenants_with_nothing_to_take_hold_up_no_other(db: Db) {
     let mut claimed = Vec::new();
     for _ in 0..3 {
         enqueue_for(&db, "zz").await;
-        let mut running = Running::default();
+        let mut running = RunCounts::default();
         let taken = db.store.claim_within("you", 9, &mut last_served, &mut running).await.unwrap();
         claimed.push((taken.len(), last_served.clone()));
     }
@@ -315,11 +315,11 @@ async fn a_release_counts_no_crash(db: Db) {
         db.commit(owner, &script.start()).await;
     }
     assert!(
-        !db.store.give_back("me", scripts[2].id, 1, GivenBack::AtOnce).await.unwrap(),
+        !db.store.give_back("me", scripts[2].id, 1, Requeue::AtOnce).await.unwrap(),
         "another owner's"
     );
     assert!(
-        !db.store.give_back("me", scripts[0].id, 2, GivenBack::AtOnce).await.unwrap(),
+        !db.store.give_back("me", scripts[0].id, 2, Requeue::AtOnce).await.unwrap(),
         "another epoch"
     );
     let mut owned = db.store.owned_runs("me").await.unwrap();
@@ -327,9 +327,9 @@ async fn a_release_counts_no_crash(db: Db) {
     let mut mine = [(scripts[0].id, 1), (scripts[1].id, 1)];
     mine.sort_unstable();
     assert_eq!(owned, mine);
-    assert!(db.store.give_back("me", scripts[0].id, 1, GivenBack::AtOnce).await.unwrap());
+    assert!(db.store.give_back("me", scripts[0].id, 1, Requeue::AtOnce).await.unwrap());
     assert!(
-        !db.store.give_back("me", scripts[0].id, 1, GivenBack::AtOnce).await.unwrap(),
+        !db.store.give_back("me", scripts[0].id, 1, Requeue::AtOnce).await.unwrap(),
         "it is queued"
     );
     assert_eq!(db.status(scripts[1].id).await, RunStatus::Running);
@@ -343,10 +343,10 @@ async fn a_release_counts_no_crash(db: Db) {
 async fn a_suspected_crash_is_counted_and_the_run_waits_the_longer(db: Db) {
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    assert!(db.store.give_back("me", script.id, 1, GivenBack::Crashed).await.unwrap());
+    assert!(db.store.give_back("me", script.id, 1, Requeue::Crashed).await.unwrap());
     let claimed = db.store.claim_run("me", script.id).await.unwrap().unwrap().run;
     assert_eq!((claimed.crash_count, claimed.epoch), (1, 2), "the first time it is due at once");
-    assert!(db.store.give_back("me", script.id, 2, GivenBack::Crashed).await.unwrap());
+    assert!(db.store.give_back("me", script.id, 2, Requeue::Crashed).await.unwrap());
     assert_eq!(db.store.claim_run("me", script.id).await.unwrap(), None);
     let due = async {
         loop {
@@ -485,7 +485,7 @@ async fn a_run_of_a_newer_format_is_left_to_newer_versions(db: Db) {
     for script in [&mut script, &mut begun, &mut cancelled, &mut plain] {
         db.commit("me", &script.start()).await;
     }
-    assert!(db.store.give_back("me", begun.id, 1, GivenBack::AtOnce).await.unwrap());
+    assert!(db.store.give_back("me", begun.id, 1, Requeue::AtOnce).await.unwrap());
     db.store.request_cancel(TENANT, cancelled.id, "key", None).await.unwrap();
     db.execute(&format!("UPDATE runs SET format = 2 WHERE id <> '{}'", plain.id)).await;
     let claimed = db.store.claim("you", 10, "").await.unwrap();
@@ -524,7 +524,7 @@ async fn runs_that_wait_again_are_signalled_once_per_batch(db: Db) {
     db.store.commit("me", &batch).await.unwrap();
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     let run = db.store.claim("you", 1, "").await.unwrap().remove(0).run;
-    assert!(db.store.give_back("you", run.id, run.epoch, GivenBack::AtOnce).await.unwrap());
+    assert!(db.store.give_back("you", run.id, run.epoch, Requeue::AtOnce).await.unwrap());
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     db.store.claim("never registered", 10, "").await.unwrap();
     assert_eq!(db.store.sweep(&[]).await.unwrap().requeued.len(), 10);

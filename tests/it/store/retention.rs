@@ -12,6 +12,7 @@ use super::*;
 on_both! {
     ended_runs_are_deleted_with_all_their_rows,
     runs_that_go_on_or_are_parked_stay,
+    a_webhook_that_nothing_sends_keeps_its_run_for_a_while,
     a_batch_is_no_larger_than_asked_for,
     two_that_delete_at_once_share_the_work,
     which_definitions_a_session_still_uses_is_told,
@@ -64,12 +65,17 @@ impl Db {
 
     /// As if no run had started with any definition for two hours and a minute before `at`.
     async fn age_definitions(&self, at: DateTime<Utc>) {
-        let micros = (at - TimeDelta::minutes(121)).timestamp_micros();
-        let time = match self.store.kind() {
+        let time = self.written(at - TimeDelta::minutes(121));
+        self.sql(&format!("UPDATE definitions SET used_at = {time}")).await;
+    }
+
+    /// A time in SQL.
+    fn written(&self, at: DateTime<Utc>) -> String {
+        let micros = at.timestamp_micros();
+        match self.store.kind() {
             "postgres" => format!("timestamptz 'epoch' + {micros} * interval '1 microsecond'"),
             _ => micros.to_string(),
-        };
-        self.sql(&format!("UPDATE definitions SET used_at = {time}")).await;
+        }
     }
 }
 
@@ -130,6 +136,18 @@ async fn runs_that_go_on_or_are_parked_stay(db: Db) {
     db.cancel(queued.id).await;
     assert_eq!(db.store.delete_ended(later(), 10, &no_files).await.unwrap(), 1);
     assert_eq!(db.store.run(TENANT, queued.id).await.unwrap(), None);
+}
+
+async fn a_webhook_that_nothing_sends_keeps_its_run_for_a_while(db: Db) {
+    let told = Script::with(|new| new.webhook = Some("https://example.com".into()));
+    let told = ended(&db, told).await;
+    for (days, deleted) in [(6, 0), (8, 1)] {
+        let time = db.written(now() - TimeDelta::days(days));
+        db.sql(&format!("UPDATE webhook_outbox SET retry_until = {time}")).await;
+        let found = db.store.delete_ended(later(), 10, &no_files).await.unwrap();
+        assert_eq!(found, deleted, "after {days} days");
+    }
+    assert_eq!(db.store.run(TENANT, told).await.unwrap(), None);
 }
 
 async fn a_batch_is_no_larger_than_asked_for(db: Db) {

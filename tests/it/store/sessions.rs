@@ -1,9 +1,10 @@
 //! One run at a time per session, whichever replica asks, and each in its turn.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
+use chrono::TimeDelta;
 use tokio::task::JoinSet;
-use toolloop::store::{AuditFilter, SessionDeleted, SessionPlace};
+use toolloop::store::{AuditFilter, ListedSession, SessionDeleted, SessionPlace};
 
 use super::*;
 
@@ -22,6 +23,7 @@ on_both! {
     a_session_is_derived_from_its_runs,
     journals_come_in_one_piece,
     a_session_is_deleted_with_all_its_runs,
+    a_list_shows_what_the_runs_of_a_session_say,
 }
 
 const HOLDS: SessionPlace = SessionPlace::Holds { turn: 1 };
@@ -358,4 +360,92 @@ async fn a_session_is_deleted_with_all_its_runs(db: Db) {
     assert_eq!(delete(TENANT).await, SessionDeleted::Unknown);
     // Its name may be used again.
     db.commit("me", &placed("s", HOLDS).start()).await;
+}
+
+/// A list shows of a session what these runs of it say, of which the oldest is first.
+async fn is_listed(db: &Db, session: &str, runs: &[&Script]) {
+    let newest = runs.last();
+    let expected = newest.map(|newest| ListedSession {
+        id: newest.id,
+        session_id: session.to_owned(),
+        agent: newest.origin.agent.clone(),
+        run_count: i64::try_from(runs.len()).unwrap(),
+        newest_runs: runs[runs.len().saturating_sub(10)..].iter().map(|run| run.id).collect(),
+        created_at: runs[0].origin.created_at,
+        last_run_at: newest.origin.created_at,
+    });
+    assert_eq!(db.store.listed_session(TENANT, session).await.unwrap(), expected);
+    for agent in [None, newest.map(|newest| newest.origin.agent.as_str())] {
+        let all = db.store.sessions(TENANT, agent, &page(9, None)).await.unwrap();
+        let found = all.into_iter().find(|listed| listed.session_id == session);
+        assert_eq!(found, expected, "{agent:?}");
+    }
+}
+
+async fn a_list_shows_what_the_runs_of_a_session_say(db: Db) {
+    let noon = now() - TimeDelta::hours(1);
+    let later = now() + TimeDelta::hours(1);
+    let accepted = |session: &str, number: usize| {
+        Script::with(|new| {
+            new.session_id = Some(session.to_owned());
+            new.agent = format!("agent-{number}");
+            // The last two of twelve at once: the greater id is the newer one.
+            new.created_at = noon + TimeDelta::minutes(i64::try_from(number.min(10)).unwrap());
+        })
+    };
+    is_listed(&db, "s", &[]).await;
+    let mut runs: Vec<Script> = (0..12).map(|number| accepted("s", number)).collect();
+    let mut left = BTreeSet::new();
+    // Not in the order of their times.
+    for number in (0..12_usize).map(|step| step * 7 % 12) {
+        db.commit("me", &runs[number].start()).await;
+        left.insert(number);
+        is_listed(&db, "s", &left.iter().map(|number| &runs[*number]).collect::<Vec<_>>()).await;
+    }
+    for parent in [0, 11] {
+        let mut child = Script::with(|new| {
+            new.session_id = Some("s".to_owned());
+            new.parent_run_id = Some(runs[parent].id);
+        });
+        db.commit("me", &child.start()).await;
+        end(&db, &mut child).await;
+    }
+    is_listed(&db, "s", &runs.iter().collect::<Vec<_>>()).await;
+    // The newest and the oldest, with their children, and one between them.
+    for (number, deleted) in [(11, 2), (0, 2), (5, 1)] {
+        end(&db, &mut runs[number]).await;
+        assert_eq!(db.store.delete_ended(later, 99, &no_files).await.unwrap(), deleted);
+        left.remove(&number);
+        is_listed(&db, "s", &left.iter().map(|number| &runs[*number]).collect::<Vec<_>>()).await;
+    }
+    let mut others = [accepted("t", 1), accepted("t", 0), accepted("s", 3)];
+    others[2].caller =
+        Arc::new(Caller { tenant: "other".into(), ..Caller::clone(&runs[0].caller) });
+    for other in &mut others {
+        db.commit("me", &other.start()).await;
+    }
+    let listed = db.store.sessions(TENANT, None, &page(9, None)).await.unwrap();
+    let names: Vec<&str> = listed.iter().map(|session| session.session_id.as_str()).collect();
+    assert_eq!(names, ["s", "t"], "by their newest runs");
+    // All of a session at once, and some of another.
+    for number in &left {
+        end(&db, &mut runs[*number]).await;
+    }
+    end(&db, &mut others[0]).await;
+    assert_eq!(db.store.delete_ended(later, 99, &no_files).await.unwrap(), 10);
+    is_listed(&db, "s", &[]).await;
+    is_listed(&db, "t", &[&others[1]]).await;
+    // Under its name another begins, and is deleted as a whole.
+    let mut again = [accepted("s", 2), accepted("s", 1)];
+    for run in &mut again {
+        db.commit("me", &run.start()).await;
+        end(&db, run).await;
+    }
+    is_listed(&db, "s", &[&again[1], &again[0]]).await;
+    let deleted = db.store.delete_session(TENANT, "s", "key", &no_files).await.unwrap();
+    assert_eq!(deleted, SessionDeleted::Gone);
+    is_listed(&db, "s", &[]).await;
+    is_listed(&db, "t", &[&others[1]]).await;
+    let other = db.store.listed_session("other", "s").await.unwrap().unwrap();
+    assert_eq!((other.id, other.run_count), (others[2].id, 1));
 }

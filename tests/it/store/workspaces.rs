@@ -2,6 +2,7 @@
 //! needed.
 
 use chrono::TimeDelta;
+use sqlx::{Connection, PgConnection};
 use toolloop::store::{
     FileWriter, FileWrites, KeptContent, KeptFile, ObjectClaim, Ownership, PathWrite, PathsChanged,
     PathsWritten,
@@ -247,4 +248,29 @@ async fn two_that_write_at_once_have_one_after_the_other(db: Db) {
     versions.sort_unstable();
     assert_eq!(versions, (1..=20).collect::<Vec<_>>());
     assert_eq!(written.iter().filter(|(_, refused)| refused.is_empty()).count(), 1);
+}
+
+/// A purge between the two reads of a reader hides no deletion from it.
+#[tokio::test]
+async fn postgres_deletions_that_are_purged_while_they_are_read_are_found() {
+    let db = Db::postgres().await;
+    let (first, _) = done(&db, &[write("w/x", 0, Some(KeptContent::Directory))]).await;
+    done(&db, &[write("w/x", first, None)]).await;
+    let mut observer = PgConnection::connect(&db.url).await.unwrap();
+    let mut connection = PgConnection::connect(&db.url).await.unwrap();
+    let mut purge = connection.begin().await.unwrap();
+    for statement in [
+        "LOCK TABLE workspace_files",
+        "UPDATE workspaces SET purged = version",
+        "DELETE FROM workspace_files WHERE kind = 'gone'",
+    ] {
+        sqlx::query(statement).execute(&mut *purge).await.unwrap();
+    }
+    let store = Arc::clone(&db.store);
+    let read =
+        tokio::spawn(async move { store.files_since(TENANT, "w", Some(first)).await.unwrap() });
+    super::ownership::until_blocked(&mut observer).await;
+    purge.commit().await.unwrap();
+    let changed = read.await.unwrap();
+    assert!(changed.is_all && changed.paths.is_empty(), "{changed:?}");
 }

@@ -1,7 +1,7 @@
 //! Connections beyond `max_connections`, which are reserved for probes.
 //!
 //! If all of them are taken, the one that has waited longest for its client makes room for the next
-//! client: a silent client keeps no other out. What a client has sent is read
+//! client, so a silent client does not block others. The bytes that a client has sent are read
 //! before its connection is closed, so that a probe is answered however many others come.
 
 use std::collections::VecDeque;
@@ -80,7 +80,7 @@ impl Reserve {
         ReservedPlace { eviction, reserve: Arc::clone(self), _permit: permit }
     }
 
-    /// Tells the oldest connection that is not being answered to make room, else the oldest.
+    /// Asks the oldest connection without a request in progress to make room, else the oldest one.
     fn evict(&self) {
         let open = self.open.lock();
         let idle = open

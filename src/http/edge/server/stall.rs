@@ -69,7 +69,7 @@ impl Socket {
     }
 }
 
-/// A time in which the client reads nothing.
+/// A period in which the client reads nothing.
 #[derive(Debug)]
 struct Stall {
     since: Instant,
@@ -85,7 +85,7 @@ impl Stall {
         self.timer.as_mut().poll(context).is_ready()
     }
 
-    /// Ready once it has taken too long for such an answer.
+    /// Ready once the timeout of such an answer has passed.
     fn poll(
         &mut self,
         context: &mut Context<'_>,

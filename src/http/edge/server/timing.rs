@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::Limits;
 
-/// The start of the HTTP/2 connection preface (RFC 9113, section 3.4).
-const HTTP2_PREFACE: &[u8] = b"PRI ";
+/// What an HTTP/2 connection begins with (RFC 9113, section 3.4).
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -30,6 +30,8 @@ enum Phase {
 struct State {
     phase: Phase,
     since: Instant,
+    /// What is missing of the HTTP/2 preface, while nothing else was received.
+    preface: Option<&'static [u8]>,
     /// Requests without a complete response.
     requests: u32,
     /// Those of them whose response is a large one.
@@ -63,6 +65,7 @@ impl ConnectionTiming {
         Self(Mutex::new(State {
             phase: Phase::Connected,
             since: Instant::now(),
+            preface: Some(HTTP2_PREFACE),
             requests: 0,
             large_answers: 0,
             write_blocked: false,
@@ -84,18 +87,15 @@ impl ConnectionTiming {
         self.0.lock()
     }
 
-    /// In the head of a request, makes a line end without a carriage return invalid: what one server takes
-    /// for the end of a header and another for a part of it lets requests be smuggled past the other. The
-    /// heads of requests that a client sends before the answers to those before them are not looked at.
+    /// In the head of a request, makes a line end without a carriage return invalid: if one server reads it
+    /// as the end of a header and another as a part of it, requests can be smuggled past one of them. The
+    /// heads of pipelined requests are not inspected.
     pub(super) fn bytes_received(&self, bytes: &mut [u8]) {
         let mut state = self.state();
-        match state.phase {
-            Phase::Connected if bytes.starts_with(HTTP2_PREFACE) => state.enter(Phase::Multiplexed),
-            Phase::Connected | Phase::Idle if state.requests == 0 => {
-                state.enter(Phase::ReadingHead);
-            }
-            _ => {}
+        if matches!(state.phase, Phase::Connected | Phase::Idle) && state.requests == 0 {
+            state.enter(Phase::ReadingHead);
         }
+        state.look_for_preface(bytes);
         let Some(mut end) = state.head.filter(|_| state.requests == 0) else { return };
         for byte in bytes.iter() {
             end = match (*byte, end) {
@@ -144,7 +144,7 @@ impl ConnectionTiming {
         self.state().requests > 0
     }
 
-    /// What is being sent; the larger kind where it is several.
+    /// The kind of response that is being sent; the larger one if there are several.
     pub(super) fn answer(&self) -> Answer {
         if self.state().large_answers > 0 { Answer::Large } else { Answer::Small }
     }
@@ -155,7 +155,7 @@ impl ConnectionTiming {
     }
 }
 
-/// Makes of a part of a head one that no request has, and if it is long enough its end, so that it is refused at
+/// Replaces a part of a request head with an invalid one, and ends the head if the part is long enough, so that it is refused at
 /// once.
 fn make_invalid(bytes: &mut [u8]) {
     bytes.fill(b'\0');
@@ -165,6 +165,17 @@ fn make_invalid(bytes: &mut [u8]) {
 }
 
 impl State {
+    fn look_for_preface(&mut self, bytes: &[u8]) {
+        let Some(missing) = self.preface else { return };
+        let length = missing.len().min(bytes.len());
+        let (came, rest) = missing.split_at(length);
+        let goes_on = bytes.starts_with(came);
+        self.preface = (goes_on && !rest.is_empty()).then_some(rest);
+        if goes_on && rest.is_empty() {
+            self.enter(Phase::Multiplexed);
+        }
+    }
+
     fn enter(&mut self, phase: Phase) {
         self.phase = phase;
         self.since = Instant::now();
@@ -210,5 +221,27 @@ impl Drop for OpenRequest {
         state.large_answers -= u32::from(self.answer == Answer::Large);
         let phase = if state.phase == Phase::ReadingHead { Phase::Idle } else { state.phase };
         state.enter(phase);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn http2_is_known_however_its_preface_is_split() {
+        for length in 1..=HTTP2_PREFACE.len() {
+            let timing = ConnectionTiming::new();
+            for part in HTTP2_PREFACE.chunks(length) {
+                assert_eq!(timing.state().preface.map(<[u8]>::is_empty), Some(false));
+                timing.bytes_received(&mut part.to_vec());
+            }
+            assert_eq!(timing.state().phase, Phase::Multiplexed, "{length}");
+        }
+        let timing = ConnectionTiming::new();
+        timing.bytes_received(&mut b"PRI / HTTP/1.1\r\n".to_vec());
+        let mut header = b"X: 1\nY: 2\r\n\r\n".to_vec();
+        timing.bytes_received(&mut header);
+        assert_eq!((timing.state().phase, header[0]), (Phase::ReadingHead, 0));
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Arguments, Document, Found, Walk, describe};
-use crate::tools::characters::bare_type;
+use crate::bounds::text::bare_type;
 use crate::tools::declared::file::BodyFormat;
 use crate::tools::declared::form;
 

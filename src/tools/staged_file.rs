@@ -1,0 +1,231 @@
+//! Files that are written completely before they are moved into their place, so that a reader sees either
+//! the old or the new content.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, DirEntry, File, Metadata, OpenOptions};
+use rustix::fs::{RenameFlags, renameat_with};
+use rustix::io::Errno;
+use uuid::Uuid;
+
+use super::own_writes;
+use super::staged_bytes::{HeldBytes, TooManyStaged};
+
+/// How the names of such files begin.
+const PREFIX: &str = ".toolloop-";
+/// A staged file that was not written to for this long was left by a crash.
+const LONGEST: Duration = Duration::from_hours(1);
+
+/// A file that is not yet in its place; removed again unless it gets there.
+#[derive(Debug)]
+pub struct StagedFile {
+    dir: Arc<Dir>,
+    name: String,
+    held: Option<HeldBytes>,
+}
+
+impl StagedFile {
+    /// An empty file beside its place.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn create(dir: &Arc<Dir>) -> io::Result<(Self, File)> {
+        let name = format!("{PREFIX}{}.tmp", Uuid::new_v4().simple());
+        own_writes::note(dir, &name);
+        let file = dir.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
+        Ok((Self { dir: Arc::clone(dir), name, held: None }, file))
+    }
+
+    /// A file with this text, and with the permissions of the one that it will replace.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn with(dir: &Arc<Dir>, content: &str, existing: Option<&Metadata>) -> io::Result<Self> {
+        let (staged, mut file) = Self::create(dir)?;
+        if let Some(existing) = existing {
+            file.set_permissions(existing.permissions())?;
+        }
+        file.write_all(content.as_bytes())?;
+        file.sync_data()?;
+        Ok(staged)
+    }
+
+    /// Whether a file of this name may be one that is not in its place.
+    pub fn is_name(name: &str) -> bool {
+        name.starts_with(PREFIX)
+    }
+
+    /// Deletes staged files that crashes left in the directories of all tenants; returns how many.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn remove_abandoned(workspaces: &Path) -> io::Result<u64> {
+        let workspaces = Dir::open_ambient_dir(workspaces, ambient_authority())?;
+        let mut removed = 0;
+        for tenant in workspaces.entries()? {
+            let tenant = tenant?;
+            if tenant.file_name().as_encoded_bytes().starts_with(b".") {
+                continue; // no tenant has such a name
+            }
+            if !tenant.file_type()?.is_dir() {
+                continue;
+            }
+            let Ok(dir) = tenant.open_dir() else { continue };
+            for entry in dir.entries()? {
+                // What goes away in the meantime has got into its place.
+                let Ok(entry) = entry else { continue };
+                if was_left(&entry).unwrap_or(false) && entry.remove_file().is_ok() {
+                    removed += 1;
+                }
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Counts what it grows by from now on.
+    pub fn count(&mut self, held: HeldBytes) {
+        self.held = Some(held);
+    }
+
+    /// Counts bytes that are about to be written to it.
+    ///
+    /// # Errors
+    /// [`TooManyStaged`]
+    pub fn grow(&mut self, bytes: u64) -> Result<(), TooManyStaged> {
+        self.held.as_mut().map_or(Ok(()), |held| held.add(bytes))
+    }
+
+    /// Gives it the permissions of the file that it will replace.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn inherit(&self, existing: &Metadata) -> io::Result<()> {
+        self.dir.set_permissions(&self.name, existing.permissions())
+    }
+
+    /// Puts it in its place, whatever file is there.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn replace(&self, dir: &Dir, name: &str) -> io::Result<()> {
+        self.dir.rename(&self.name, dir, name)
+    }
+
+    /// Changes places with the file that is there, so that a second exchange undoes the first. Where the
+    /// file system has neither that step nor second names, the other file is lost.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn exchange(&self, dir: &Dir, name: &str) -> io::Result<()> {
+        let staged = self.name.as_str();
+        let exchange = || renameat_with(&*self.dir, staged, dir, name, RenameFlags::EXCHANGE);
+        match exchange() {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => self.link_and_replace(dir, name),
+            exchanged => {
+                exchanged?;
+                if self.dir.symlink_metadata(staged)?.is_dir() {
+                    exchange()?;
+                    return Err(io::ErrorKind::IsADirectory.into());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The same for files on file systems without that step.
+    fn link_and_replace(&self, dir: &Dir, name: &str) -> io::Result<()> {
+        let other = format!("{PREFIX}{}.tmp", Uuid::new_v4().simple());
+        let is_linked = dir.hard_link(name, &self.dir, &other).is_ok();
+        let replaced = self.dir.rename(&self.name, dir, name);
+        if is_linked {
+            match replaced {
+                Ok(()) => self.dir.rename(&other, &self.dir, &self.name)?,
+                Err(_) => self.dir.remove_file(&other)?,
+            }
+        }
+        replaced
+    }
+
+    /// Puts it in its place, unless something is there.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn place(&self, dir: &Dir, name: &str) -> io::Result<()> {
+        rename_without_loss(&self.dir, &self.name, dir, name)
+    }
+
+    /// Takes it out of its place again.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn take_back(&self, dir: &Dir, name: &str) -> io::Result<()> {
+        dir.rename(name, &self.dir, &self.name)
+    }
+}
+
+impl Drop for StagedFile {
+    fn drop(&mut self) {
+        // Gone already where it is in its place.
+        let _ = self.dir.remove_file(&self.name);
+    }
+}
+
+fn was_left(entry: &DirEntry) -> io::Result<bool> {
+    let name = entry.file_name();
+    let id = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(".tmp"));
+    if id.is_none_or(|id| Uuid::try_parse(id).is_err()) || !entry.file_type()?.is_file() {
+        return Ok(false);
+    }
+    let age = SystemTime::now().duration_since(entry.metadata()?.modified()?.into_std());
+    Ok(age.is_ok_and(|age| age > LONGEST))
+}
+
+/// Renames unless something has the new name, in one step of the system.
+///
+/// # Errors
+/// Errors of the file system.
+pub fn rename_without_loss(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io::Result<()> {
+    match renameat_with(from_dir, from, to_dir, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            link_and_unlink(from_dir, from, to_dir, to)
+        }
+        renamed => renamed.map_err(io::Error::from),
+    }
+}
+
+/// The same for files on file systems without that step, e.g. NFS: a second name is never an
+/// existing one.
+pub(super) fn link_and_unlink(
+    from_dir: &Dir,
+    from: &str,
+    to_dir: &Dir,
+    to: &str,
+) -> io::Result<()> {
+    from_dir.hard_link(from, to_dir, to)?;
+    from_dir.remove_file(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tools::Workspace;
+
+    #[test]
+    fn what_a_crash_has_left_goes_and_what_is_under_way_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open(root.path(), "t", ".").unwrap();
+        let (under_way, _) = StagedFile::create(&workspace.root()).unwrap();
+        let (left, file) = StagedFile::create(&workspace.root()).unwrap();
+        let before = SystemTime::now() - 2 * LONGEST;
+        file.into_std().set_modified(before).unwrap();
+        let own = root.path().join("t/.toolloop-own.tmp");
+        std::fs::File::create(&own).unwrap().set_modified(before).unwrap();
+        assert_eq!(StagedFile::remove_abandoned(root.path()).unwrap(), 1);
+        let there = |staged: &StagedFile| root.path().join("t").join(&staged.name).exists();
+        assert_eq!((there(&under_way), there(&left), own.exists()), (true, false, true));
+    }
+}

@@ -25,6 +25,12 @@ pub fn now() -> DateTime<Utc> {
     (machine() + TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed))).trunc_subsecs(6)
 }
 
+/// A time of this machine's clock, such as that of a file, by the database's clock.
+pub fn of_machine(at: DateTime<Utc>) -> DateTime<Utc> {
+    let ahead = TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed));
+    at.checked_add_signed(ahead).unwrap_or(at)
+}
+
 /// Rounds a time down to the beginning of its unit, such as an hour or a day in UTC.
 pub fn beginning(at: DateTime<Utc>, unit: TimeDelta) -> DateTime<Utc> {
     let seconds = unit.num_seconds().max(1);

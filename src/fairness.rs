@@ -27,9 +27,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use self::shares::Share;
+
+/// Threads that work on files at the same time.
+const FILE_THREADS: usize = 64;
+static FILES: Semaphore = Semaphore::const_new(FILE_THREADS);
 
 /// The tenant to which a task's processor time is charged; unknown until its caller is authenticated.
 #[derive(Debug, Clone, Default)]
@@ -177,17 +181,49 @@ impl fmt::Display for WorkError {
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, WorkError> {
+    let (over, paid) = on_account(work);
+    match over {
+        Some(share) => in_pool(share, paid).await,
+        None => result(tokio::task::spawn_blocking(paid).await.ok()),
+    }
+}
+
+/// Does work on files of workspaces on a blocking thread. Their volume may hang: it blocks few threads then, and none
+/// of the throttled pool.
+///
+/// # Errors
+/// [`WorkError`].
+pub async fn on_files<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, WorkError> {
+    let (over, paid) = on_account(work);
+    let own = match over {
+        Some(share) => share.file_permit().await,
+        None => None,
+    };
+    let place = FILES.acquire().await.ok(); // never closed
+    let working = move || {
+        let done = paid();
+        drop((own, place));
+        done
+    };
+    result(tokio::task::spawn_blocking(working).await.ok())
+}
+
+/// Work on the account of the current task, with its panics caught, and the share of its tenant, if it takes more
+/// and the task holds nothing scarce.
+fn on_account<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> (Option<Arc<Share>>, impl FnOnce() -> thread::Result<T> + Send + 'static) {
     let current = CpuAccount::current();
-    let over = current.as_ref().and_then(CpuAccount::share_if_over).cloned();
+    let free = current.as_ref().filter(|payer| payer.is_free());
+    let over = free.and_then(CpuAccount::share_if_over).cloned();
     let caught = move || catch_unwind(AssertUnwindSafe(work));
     let paid = move || match current {
         Some(payer) => payer.run_charged(caught),
         None => caught(),
     };
-    match over {
-        Some(share) => in_pool(share, paid).await,
-        None => result(tokio::task::spawn_blocking(paid).await.ok()),
-    }
+    (over, paid)
 }
 
 /// Waits for work that a thread of a library does, such as a query of the embedded database, and charges the time that

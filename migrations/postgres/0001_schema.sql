@@ -504,7 +504,8 @@ CREATE INDEX observations_by_agent ON observations (tenant, agent, at, run_id, s
 CREATE INDEX observations_by_session ON observations (tenant, session_id, at, run_id, seq) WHERE session_id IS NOT NULL;
 CREATE INDEX observations_by_word ON observations USING gin (words);
 
--- The budget that a run shares with all runs that it starts, and that those start: made when the first of them starts.
+-- The budget that a run, the root here, shares with all runs that it starts, and that those start: made when the first of
+-- them starts. A child run has one of its own where its agent has own caps of tokens or dollars.
 -- A NULL cap is none. What a call may take is reserved before it is made, and settled after it.
 CREATE TABLE budgets (
     root_run_id         uuid   PRIMARY KEY,
@@ -531,9 +532,10 @@ CREATE TABLE budgets (
     spent_requests      bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
--- What each run of a tree has reserved now, and spent in all: a budget is the sum of its holds.
+-- What a run has reserved in a budget now, and spent in all: a budget is the sum of its holds. A run has one in the budget
+-- of each of its ancestors.
 CREATE TABLE budget_holds (
-    run_id              uuid   PRIMARY KEY,
+    run_id              uuid   NOT NULL,
     root_run_id         uuid   NOT NULL,
     reserved_tokens     bigint NOT NULL DEFAULT 0,
     reserved_micro_usd  bigint NOT NULL DEFAULT 0,
@@ -550,7 +552,8 @@ CREATE TABLE budget_holds (
     spent_lines         bigint NOT NULL DEFAULT 0,
     spent_requests      bigint NOT NULL DEFAULT 0,
     -- 1 where the run spends no more.
-    ended               bigint NOT NULL DEFAULT 0
+    ended               bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (run_id, root_run_id)
 ) WITH (fillfactor = 50);
 CREATE INDEX budget_holds_open ON budget_holds (run_id) WHERE ended = 0;
 

@@ -467,7 +467,7 @@ CREATE TABLE budgets (
 ) STRICT;
 
 CREATE TABLE budget_holds (
-    run_id              TEXT    PRIMARY KEY NOT NULL,
+    run_id              TEXT    NOT NULL,
     root_run_id         TEXT    NOT NULL,
     reserved_tokens     INTEGER NOT NULL DEFAULT 0,
     reserved_micro_usd  INTEGER NOT NULL DEFAULT 0,
@@ -483,7 +483,8 @@ CREATE TABLE budget_holds (
     spent_files         INTEGER NOT NULL DEFAULT 0,
     spent_lines         INTEGER NOT NULL DEFAULT 0,
     spent_requests      INTEGER NOT NULL DEFAULT 0,
-    ended               INTEGER NOT NULL DEFAULT 0
+    ended               INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run_id, root_run_id)
 ) STRICT;
 CREATE INDEX budget_holds_open ON budget_holds (run_id) WHERE ended = 0;
 

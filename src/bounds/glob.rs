@@ -22,11 +22,24 @@ const MAX_CACHE: usize = 256 * 1024;
 /// Compiled globs that are cached.
 const KEPT: usize = 256;
 
+/// Characters that have a meaning in globs.
+const SPECIAL: [char; 7] = ['*', '?', '[', ']', '{', '}', '\\'];
+
 /// A compiled glob.
 #[derive(Debug, Clone)]
 pub struct Glob {
     written: Arc<str>,
-    regex: Regex,
+    matcher: Matcher,
+}
+
+/// Most globs are too simple to need a regular expression.
+#[derive(Debug, Clone)]
+enum Matcher {
+    /// The text is the glob.
+    Whole,
+    /// The text begins with the glob, without the asterisk at its end.
+    Prefix,
+    Regex(Regex),
 }
 
 /// A set of globs on paths, matched in one pass.
@@ -81,8 +94,12 @@ impl Glob {
                 return Err(Refused(format!("has more than {MAX_NESTING} braces in one another")));
             }
         }
-        let glob = parsed(written, literal_separator)?;
-        Ok(Self { written: written.into(), regex: compiled(&[glob.regex()])? })
+        let matcher = match written.strip_suffix('*') {
+            Some(prefix) if !literal_separator && !prefix.contains(SPECIAL) => Matcher::Prefix,
+            None if !written.contains(SPECIAL) => Matcher::Whole,
+            _ => Matcher::Regex(compiled(&[parsed(written, literal_separator)?.regex()])?),
+        };
+        Ok(Self { written: written.into(), matcher })
     }
 
     /// As it was written.
@@ -92,7 +109,13 @@ impl Glob {
 
     /// Whether it matches this path or name.
     pub fn is_match(&self, text: &str) -> bool {
-        self.regex.is_match(text.as_bytes())
+        match &self.matcher {
+            Matcher::Whole => *self.written == *text,
+            Matcher::Prefix => {
+                self.written.strip_suffix('*').is_some_and(|prefix| text.starts_with(prefix))
+            }
+            Matcher::Regex(regex) => regex.is_match(text.as_bytes()),
+        }
     }
 }
 
@@ -150,12 +173,27 @@ mod tests {
             ("[a-c]?", "bx", true, true),
             ("", "", true, true),
             ("*", "a\nb", true, true),
+            ("*", "", true, true),
+            ("*", "a/b", true, false),
+            ("a/*", "a/b/c", true, false),
+            ("a/*", "a/", true, true),
+            ("a*", "b", false, false),
+            ("a**", "ab/c", true, false),
+            ("a/b", "a/b", true, true),
+            ("a/b", "a/bc", false, false),
+            ("über.md", "über.md", true, true),
+            ("a,b", "a,b", true, true),
+            ("!a", "!a", true, true),
+            ("a]", "a]", true, true),
         ] {
             assert_eq!(Glob::of_names(glob).unwrap().is_match(text), names, "{glob} {text}");
             assert_eq!(Glob::of_paths(glob).unwrap().is_match(text), paths, "{glob} {text}");
             assert_eq!(means(glob, text), Some(names));
-            let library = GlobBuilder::new(glob).literal_separator(true).build().unwrap();
-            assert_eq!(library.compile_matcher().is_match(text), paths, "{glob} {text}");
+            for (literal_separator, expected) in [(false, names), (true, paths)] {
+                let mut library = GlobBuilder::new(glob);
+                let library = library.literal_separator(literal_separator).build().unwrap();
+                assert_eq!(library.compile_matcher().is_match(text), expected, "{glob} {text}");
+            }
         }
     }
 

@@ -139,9 +139,31 @@ impl TenantPermit<'_> {
 
 /// Waits while memory is scarce, for ten seconds at most.
 pub async fn wait_while_scarce() {
-    let until = Instant::now() + MAX_WAIT;
-    while is_scarce() && Instant::now() < until {
-        tokio::time::sleep(POLL_INTERVAL).await;
+    MemoryPatience::default().wait().await;
+}
+
+/// How long several waits for memory may still take together.
+#[derive(Debug)]
+pub struct MemoryPatience(Duration);
+
+impl Default for MemoryPatience {
+    fn default() -> Self {
+        Self(MAX_WAIT)
+    }
+}
+
+impl MemoryPatience {
+    /// Waits while memory is scarce, as long as the patience lasts.
+    pub async fn wait(&mut self) {
+        self.wait_while(is_scarce).await;
+    }
+
+    async fn wait_while(&mut self, is_scarce: fn() -> bool) {
+        let began = Instant::now();
+        while began.elapsed() < self.0 && is_scarce() {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        self.0 = self.0.saturating_sub(began.elapsed());
     }
 }
 
@@ -207,6 +229,16 @@ mod tests {
         assert_eq!(total_of("MemTotal:       24 kB\nMemFree: 1 kB\n"), Some(24 * 1024));
         assert_eq!(total_of("MemFree: 1 kB\n"), None);
         assert!(outer_limit().is_some_and(|limit| limit > 1 << 20));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_waits_for_memory_are_bounded_together() {
+        let mut patience = MemoryPatience::default();
+        let began = Instant::now();
+        for _ in 0..100 {
+            patience.wait_while(|| true).await;
+        }
+        assert!((MAX_WAIT..2 * MAX_WAIT).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
 
     #[tokio::test]

@@ -178,9 +178,13 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
                 print(&format!("Key {id} is revoked."))?;
                 return Ok(());
             }
-            let (keys, _) = client.list(&list_path(tenant.as_deref()), usize::MAX, &KEY).await?;
+            let keys = match client.list(&list_path(tenant.as_deref()), usize::MAX, &KEY).await {
+                // A key that has revoked itself may not list keys.
+                Err(error) if error.code() == Some("UNAUTHENTICATED") => Vec::new(),
+                listed => listed?.0,
+            };
             let key = keys.iter().find(|key| key.get("id").and_then(Value::as_str) == Some(id));
-            key.map_or(Ok(()), print_json)?;
+            print_json(key.unwrap_or(&json!({"id": id})))?;
         }
     }
     Ok(())

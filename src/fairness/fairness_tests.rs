@@ -1,5 +1,8 @@
+use std::pin::pin;
+use std::sync::Barrier;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::time::sleep;
 
 use super::*;
@@ -108,7 +111,39 @@ async fn long_work_is_done_beside_its_task() {
     let (worked, polled) = FairTask::new(over(), task).await;
     assert_eq!((worked.as_str(), polled.as_str()), ("over-share", "over-share"));
     assert_ne!(blocking(thread_name).await.unwrap(), "over-share");
+    let holding = async {
+        let _hold = Hold::new();
+        blocking(thread_name).await.unwrap()
+    };
+    let worked = FairTask::new(over(), holding).await;
+    assert_ne!(worked, "over-share", "others may wait for what it holds");
     assert!(FairTask::new(over(), blocking(|| panic!("oh"))).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_on_files_that_hangs_holds_few_threads_and_none_of_the_pool() {
+    let (all, begun) = (Arc::new(Barrier::new(FILE_THREADS + 1)), Arc::new(AtomicUsize::new(0)));
+    let waiting = || {
+        let (all, begun) = (Arc::clone(&all), Arc::clone(&begun));
+        move || {
+            begun.fetch_add(1, Ordering::Relaxed);
+            all.wait();
+        }
+    };
+    let hanging: Vec<_> = (0..FILE_THREADS).map(|_| tokio::spawn(on_files(waiting()))).collect();
+    while begun.load(Ordering::Relaxed) < FILE_THREADS {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let mut next = pin!(on_files(thread_name));
+    assert!(next.as_mut().now_or_never().is_none());
+    blocking(|| ()).await.unwrap();
+    blocking(waiting()).await.unwrap();
+    for task in hanging {
+        task.await.unwrap().unwrap();
+    }
+    next.await.unwrap();
+    assert_ne!(FairTask::new(over(), on_files(thread_name)).await.unwrap(), "over-share");
+    assert!(FairTask::new(over(), on_files(|| panic!("oh"))).await.is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -31,12 +31,19 @@ pub(super) struct Share {
     is_over: AtomicBool,
     /// Permits for scarce resources, while the tenant takes more than its share.
     permits: Arc<Semaphore>,
+    /// The same for work on files, which may hang.
+    file_permits: Arc<Semaphore>,
 }
 
 impl Default for Share {
     fn default() -> Self {
-        let permits = Arc::new(Semaphore::new(max_concurrency()));
-        Self { used: AtomicU64::default(), is_over: AtomicBool::default(), permits }
+        let permits = || Arc::new(Semaphore::new(max_concurrency()));
+        Self {
+            used: AtomicU64::default(),
+            is_over: AtomicBool::default(),
+            permits: permits(),
+            file_permits: permits(),
+        }
     }
 }
 
@@ -87,6 +94,11 @@ impl Share {
     /// Waits for one of the tenant's permits for scarce resources.
     pub(super) async fn permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.permits).acquire_owned().await.ok() // never closed
+    }
+
+    /// Waits for one of the tenant's permits for work on files.
+    pub(super) async fn file_permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.file_permits).acquire_owned().await.ok() // never closed
     }
 
     /// Whether the tenant takes more than its share.

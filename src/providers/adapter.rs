@@ -8,7 +8,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use super::normalization::Unusable;
+use super::normalization::{self, Unusable};
 use super::wire::{Api, Frames, MAX_ANSWER, Streamed, Wire, WireSettings, WireSettingsError};
 use super::{Completion, Deltas, FailureKind, ModelRequest, Provider, ProviderError};
 use crate::message::Usage;
@@ -85,7 +85,7 @@ impl HttpProvider {
 
     /// An unusable answer still has a usage, because the provider charges for it.
     fn unusable(&self, unusable: Unusable, usage: Option<Usage>) -> ProviderError {
-        ProviderError { usage: usage.map(Box::new), ..self.wire.unusable(unusable) }
+        charged(self.wire.unusable(unusable), usage)
     }
 
     async fn read_stream(
@@ -94,7 +94,9 @@ impl HttpProvider {
         call: Call<'_>,
     ) -> Result<Completion, ProviderError> {
         let mut answer = self.dialect.stream();
-        while let Some(frame) = frames.next().await? {
+        loop {
+            let next = frames.next().await.map_err(|error| charged(error, answer.usage()))?;
+            let Some(frame) = next else { break };
             let pushed = answer.push(&frame.data, call);
             if pushed.map_err(|unusable| self.unusable(unusable, answer.usage()))? {
                 break;
@@ -105,6 +107,12 @@ impl HttpProvider {
     }
 }
 
+/// The error for an answer with this usage, which the provider charges although the answer is lost.
+fn charged(error: ProviderError, usage: Option<Usage>) -> ProviderError {
+    let usage = usage.filter(normalization::is_believable).map(Box::new);
+    ProviderError { usage, ..error }
+}
+
 #[async_trait]
 impl Provider for HttpProvider {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
@@ -113,7 +121,7 @@ impl Provider for HttpProvider {
         let call = Call { provider, model, step, deltas };
         let body = self.dialect.body(request, provider);
         let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
-        let completion = if request.deltas.are_wanted() {
+        let mut completion = if request.deltas.are_wanted() {
             match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => self.read_stream(frames, call).await?,
                 Streamed::Whole(answer) => self.read(&answer, call)?,
@@ -121,6 +129,9 @@ impl Provider for HttpProvider {
         } else {
             self.read(&self.wire.json(body, request.trace).await?, call)?
         };
+        if completion.bytes() > 0 {
+            completion.usage = completion.usage.filter(normalization::is_believable);
+        }
         if completion.bytes() > MAX_ANSWER {
             let usage = completion.usage.map(Box::new);
             return Err(ProviderError { usage, ..self.wire.too_large() });

@@ -52,6 +52,11 @@ pub(super) fn member_usage(body: &[u8]) -> Option<&RawValue> {
     serde_json::from_slice::<Answer<'_>>(body).ok()?.usage
 }
 
+/// Whether a usage may be true. Some servers report zeros where they have not counted.
+pub(super) fn is_believable(usage: &Usage) -> bool {
+    usage.input_tokens > 0 || usage.output_tokens > 0
+}
+
 /// Believable numbers of tokens.
 pub(super) fn capped(mut usage: Usage) -> Usage {
     for tokens in [

@@ -24,8 +24,9 @@ use super::normalization::Unusable;
 use super::{FailureKind, ProviderError};
 use crate::bounds::address::is_loopback;
 use crate::bounds::frames::{Frame, Framing, Splitter};
+use crate::bounds::json;
+use crate::bounds::memory::MemoryPatience;
 use crate::bounds::retry_after::retry_after;
-use crate::bounds::{json, memory};
 use crate::run::TraceSpan;
 use crate::tls;
 
@@ -179,7 +180,7 @@ impl Wire {
         trace: Option<TraceSpan>,
     ) -> Result<Bytes, ProviderError> {
         let response = self.send(body, trace).await?;
-        Reader { wire: self, response, received: 0 }.rest(Vec::new()).await
+        self.reader(response).rest(Vec::new()).await
     }
 
     /// Sends a body and starts to read the streamed answer.
@@ -191,7 +192,7 @@ impl Wire {
         let deadline = Instant::now() + self.first_byte_timeout;
         let silent = |_| self.timed_out(self.first_byte_timeout);
         let response = timeout_at(deadline, self.send(body, trace)).await.map_err(silent)??;
-        let mut reader = Reader { wire: self, response, received: 0 };
+        let mut reader = self.reader(response);
         let first =
             timeout_at(deadline, reader.chunk()).await.map_err(silent)??.unwrap_or_default();
         if self.framing == Framing::Sse && first.trim_ascii_start().starts_with(b"{") {
@@ -200,6 +201,10 @@ impl Wire {
         let mut splitter = Splitter::new(self.framing, MAX_FRAME);
         splitter.push(&first).map_err(|error| self.malformed(&error.to_string()))?;
         Ok(Streamed::Frames(Frames { reader, splitter }))
+    }
+
+    fn reader(&self, response: Response) -> Reader<'_> {
+        Reader { wire: self, response, received: 0, patience: MemoryPatience::default() }
     }
 
     async fn send(
@@ -352,6 +357,8 @@ struct Reader<'a> {
     wire: &'a Wire,
     response: Response,
     received: usize,
+    /// For memory, of the whole answer.
+    patience: MemoryPatience,
 }
 
 impl Reader<'_> {
@@ -361,13 +368,13 @@ impl Reader<'_> {
         if self.received > MAX_STREAM {
             return Err(self.wire.larger_than("16 MiB"));
         }
-        if self.received > SMALL {
-            memory::wait_while_scarce().await; // in the meantime the server waits
-        }
         Ok(chunk)
     }
 
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, ProviderError> {
+        if self.received > SMALL {
+            self.patience.wait().await; // in the meantime the server waits
+        }
         let limit = self.wire.idle_timeout;
         let timed_out = |_| self.wire.timed_out(limit);
         timeout_at(Instant::now() + limit, self.chunk())

@@ -117,6 +117,20 @@ impl Caps {
         }
     }
 
+    /// Caps of tokens and dollars alone; `None` if neither is given.
+    pub fn of_model_calls(tokens: Option<u64>, micro_usd: Option<u64>) -> Option<Self> {
+        let unlimited = u64::MAX;
+        (tokens.is_some() || micro_usd.is_some()).then_some(Self {
+            tokens,
+            micro_usd,
+            tool_calls: unlimited,
+            iterations: unlimited,
+            files: unlimited,
+            lines: unlimited,
+            requests: None,
+        })
+    }
+
     /// The first cap that `wanted` would exceed; amounts of zero are not checked.
     pub fn refuses(
         &self,

@@ -6,7 +6,6 @@
 //! that waited for them died.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -26,8 +25,7 @@ use crate::agents::{Agent, Definition};
 use crate::engine::{State, phrases, requirements};
 use crate::event::SERVICE;
 use crate::run::{
-    Amounts, Autonomy, Budget, Caller, Caps, Labels, RunError, RunKind, RunStatus, SpanPlace,
-    TerminationReason,
+    Autonomy, Budget, Caller, Labels, RunError, RunKind, RunStatus, SpanPlace, TerminationReason,
 };
 use crate::store::{Ownership, QueuePlace, RunRecord, StoreError};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
@@ -146,17 +144,27 @@ impl Runtime {
         }
         // The parent will wait for it again on another replica.
         while !parent.control.is_lost() {
-            let reason = Some("the call that waits for it has ended");
-            match self.cancel(&tenant, id, SERVICE, reason).await {
+            match self.cancel_given_up(&parent, id).await {
                 Err(error) if error.is_transient() => tokio::time::sleep(POLL_INTERVAL).await,
                 Err(error) => {
                     tracing::error!(run_id = %id, %error, "the child run could not be cancelled");
                     break;
                 }
-                Ok(_) => break,
+                Ok(()) => break,
             }
         }
         Err(ChildFailed("The call was cancelled.".into()))
+    }
+
+    /// Cancels a child, unless its parent is driven by another task by now, or will be: there it waits for the child.
+    async fn cancel_given_up(&self, parent: &Parent, child: Uuid) -> Result<(), StoreError> {
+        let RunIdentity { new, caller, epoch, .. } = &parent.identity;
+        let by = Ownership { owner: &self.inner.replica.id, epoch: *epoch };
+        if self.inner.store.is_last_owner(new.id, by).await? {
+            let reason = Some("the call that waits for it has ended");
+            self.cancel(&caller.tenant, child, SERVICE, reason).await?;
+        }
+        Ok(())
     }
 
     /// Cancels a run with a stored cancel request that it has not received yet: the request may have reached
@@ -260,16 +268,7 @@ impl Runtime {
             background.turns = now.conversation().turns().to_vec();
             opening.user = phrases::handed_over(&new.agent, reason.as_deref());
         }
-        if !parent.is_open.load(Ordering::Acquire) {
-            let under_way =
-                Amounts { tool_calls: now.calls_under_way() as u64, ..Amounts::default() };
-            let rules = &parent.plan.rules;
-            let caps = Caps::of(&rules.budget, rules.max_network_requests);
-            let spent = Amounts::of(now.totals()).and(under_way);
-            let by = Ownership { owner: &self.inner.replica.id, epoch: parent.identity.epoch };
-            self.inner.store.open_budget(lineage.root, by, caps, spent).await?;
-            parent.is_open.store(true, Ordering::Release);
-        }
+        self.open_budget(parent, now).await?;
         let lineage = Some(Arc::new(lineage));
         self.launch(Launch { checked, opening, background, lineage, slot, mode: Mode::Stored })
             .await

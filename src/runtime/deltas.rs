@@ -16,14 +16,14 @@ use uuid::Uuid;
 use super::bus::{Bus, Channel};
 use crate::bounds::secrets;
 use crate::engine::{Audience, Pieces};
-use crate::event::ModelDelta;
+use crate::event::{ModelDelta, Piece};
 use crate::tools::Listener;
 
 /// How long pieces are collected into a batch.
 const BATCH: Duration = Duration::from_millis(20);
 
-/// The pause between two checks whether the event before the answer is durable.
-const RETRY_PAUSE: Duration = Duration::from_millis(1);
+/// The first pause between two checks whether the event before the answer is durable. The longest is [`BATCH`].
+const FIRST_LOOK: Duration = Duration::from_millis(1);
 
 /// Bytes of an answer that are kept for expected followers.
 const MOST_KEPT: usize = 64 * 1024;
@@ -47,6 +47,8 @@ impl Readers {
 /// The pieces of one answer.
 struct Batch {
     readers: Readers,
+    /// Whether followers are still expected after this answer.
+    are_expected: Arc<AtomicBool>,
     /// The number of the event that comes before them.
     after: i64,
     gathered: Mutex<Gathered>,
@@ -62,6 +64,8 @@ struct Gathered {
     bytes: usize,
     /// The answer became too large to be kept before a follower came. Later followers get it at its end.
     is_given_up: bool,
+    /// Whether the newest piece is one of an answer. It is not where it withdraws those before it: the try has failed.
+    is_answer: bool,
     /// Whether a task is running that will send them.
     is_timed: bool,
 }
@@ -106,25 +110,28 @@ impl Gathered {
 pub(super) struct Followers {
     bus: Arc<Bus>,
     run: Uuid,
-    /// Whether followers are expected during the next answer.
-    are_expected: AtomicBool,
+    /// Whether followers are expected during the next answer. Failed tries do not count.
+    are_expected: Arc<AtomicBool>,
 }
 
 impl Followers {
     pub(super) fn new(bus: Arc<Bus>, run: Uuid, are_expected: bool) -> Self {
-        Self { bus, run, are_expected: AtomicBool::new(are_expected) }
+        Self { bus, run, are_expected: Arc::new(AtomicBool::new(are_expected)) }
     }
 }
 
 impl Audience for Followers {
     fn pieces(&self, after: i64) -> Option<Pieces> {
-        let are_expected = self.are_expected.swap(false, Ordering::Relaxed);
+        let are_expected = Arc::clone(&self.are_expected);
         let readers = match self.bus.followed(self.run) {
             Some(channel) => Readers::There(channel),
-            None if are_expected => Readers::Expected(Arc::clone(&self.bus), self.run),
+            None if are_expected.load(Ordering::Relaxed) => {
+                Readers::Expected(Arc::clone(&self.bus), self.run)
+            }
             None => return None,
         };
-        let batch = Flushed(Arc::new(Batch { readers, after, gathered: Mutex::default() }));
+        let gathered = Mutex::default();
+        let batch = Flushed(Arc::new(Batch { readers, are_expected, after, gathered }));
         Some(Box::new(move |delta| batch.0.take(delta)))
     }
 
@@ -141,6 +148,7 @@ impl Audience for Followers {
 impl Batch {
     fn take(self: &Arc<Self>, delta: ModelDelta) {
         let mut gathered = self.gathered.lock();
+        gathered.is_answer = !matches!(delta.piece, Piece::Restarted(_));
         if gathered.is_given_up {
             return;
         }
@@ -155,16 +163,19 @@ impl Batch {
                 tokio::spawn(Arc::clone(self).send_batches());
             }
             None if gathered.bytes > MOST_KEPT => {
-                *gathered = Gathered { is_given_up: true, ..Gathered::default() };
+                let is_answer = gathered.is_answer;
+                *gathered = Gathered { is_given_up: true, is_answer, ..Gathered::default() };
             }
             None => {}
         }
     }
 
     async fn send_batches(self: Arc<Self>) {
+        let mut pause = Duration::ZERO;
         loop {
             let may_pass = self.readers.channel().is_none_or(|channel| self.may_pass(&channel));
-            tokio::time::sleep(if may_pass { BATCH } else { RETRY_PAUSE }).await;
+            pause = next_pause(pause, may_pass);
+            tokio::time::sleep(pause).await;
             let mut gathered = self.gathered.lock();
             match self.readers.channel() {
                 Some(channel) if !gathered.deltas.is_empty() => {
@@ -191,12 +202,20 @@ impl Batch {
     }
 }
 
+/// The pause before the next batch, or before the next check whether pieces may pass.
+fn next_pause(last: Duration, may_pass: bool) -> Duration {
+    if may_pass { BATCH } else { (last * 2).clamp(FIRST_LOOK, BATCH) }
+}
+
 /// Sends the remaining pieces when the answer is complete, before the event with the whole answer.
 struct Flushed(Arc<Batch>);
 
 impl Drop for Flushed {
     fn drop(&mut self) {
         let mut gathered = self.0.gathered.lock();
+        if gathered.is_answer {
+            self.0.are_expected.store(false, Ordering::Relaxed);
+        }
         gathered.finish();
         let rest = std::mem::take(&mut gathered.deltas);
         if !rest.is_empty()
@@ -210,11 +229,31 @@ impl Drop for Flushed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Piece;
     use crate::runtime::StreamItem;
 
     fn text(text: &str) -> ModelDelta {
         ModelDelta { attempt: 1, iteration: 1, piece: Piece::Text(text.to_owned()) }
+    }
+
+    #[test]
+    fn a_store_that_is_away_is_waited_for_at_the_pace_of_batches() {
+        let pauses = std::iter::successors(Some(FIRST_LOOK), |last| Some(next_pause(*last, false)));
+        assert!(pauses.take(60).sum::<Duration>() > Duration::from_secs(1));
+        assert_eq!(next_pause(FIRST_LOOK, true), BATCH);
+    }
+
+    #[test]
+    fn followers_are_still_expected_after_a_failed_try() {
+        let followers = Followers::new(Arc::default(), Uuid::nil(), true);
+        let failed = followers.pieces(3).unwrap();
+        failed(text("a "));
+        failed(ModelDelta { attempt: 1, iteration: 1, piece: Piece::Restarted(true) });
+        drop(failed);
+        drop(followers.pieces(3).unwrap()); // it failed before its first piece
+        let answered = followers.pieces(4).unwrap();
+        answered(text("b "));
+        drop(answered);
+        assert!(followers.pieces(5).is_none());
     }
 
     #[tokio::test]

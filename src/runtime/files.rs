@@ -6,7 +6,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use cap_std::fs::File;
 use tokio::sync::Semaphore;
@@ -16,7 +15,6 @@ use super::Runtime;
 use super::loaded_agents::LoadedAgent;
 use super::workspaces::{ChangeLock, ChangeLocks, OpenError, User};
 use crate::agents::Agent;
-use crate::event::Act;
 use crate::fairness;
 use crate::store::{RunRecord, Store, StoreError};
 use crate::tools::Workspace;
@@ -31,10 +29,6 @@ use crate::tools::workspace::{Kind, is_absent};
 
 /// Limits the listings and hashes that are computed at the same time.
 pub(super) static READS: Semaphore = Semaphore::const_new(4);
-/// How long the audit record of a change is retried while the store is unavailable.
-const PATIENCE: Duration = Duration::from_mins(10);
-/// Between two tries.
-const PAUSE: Duration = Duration::from_millis(500);
 
 /// The owner of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,7 +134,27 @@ impl Files {
         .await
     }
 
-    /// Places one file; returns its resolved path, and whether it is new.
+    /// Judges a change of one file, which gets this size, or is deleted if that is `None`. Returns its resolved
+    /// path, and the condition again. Changes nothing.
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    pub async fn judge(
+        &self,
+        path: String,
+        size: Option<u64>,
+        condition: Option<Condition>,
+    ) -> Result<(String, Option<Condition>), ChangeError> {
+        self.check_existence().await?;
+        self.blocking(move |files| {
+            let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
+            files.stored.could_change(&files.workspace, &path, size, condition.as_ref())?;
+            Ok((path, condition))
+        })
+        .await
+    }
+
+    /// Places one file that was judged; returns whether it is new.
     ///
     /// # Errors
     /// [`ChangeError`].
@@ -150,22 +164,19 @@ impl Files {
         staged: StagedFile,
         size: u64,
         condition: Option<Condition>,
-    ) -> Result<(String, bool), ChangeError> {
-        self.changing(
-            |(path, _): &(String, bool)| vec![path.clone()],
-            ChangeError::is_refusal,
-            move |files| {
-                let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
-                let new = [NewFile { path, staged, size }];
-                let placed = files.stored.place(&files.workspace, &new, condition.as_ref())?;
-                let [NewFile { path, .. }] = new;
-                Ok((path, placed.iter().any(|placement| placement.is_new)))
-            },
-        )
+    ) -> Result<bool, ChangeError> {
+        let changed = vec![path.clone()];
+        let paths = |_: &bool| changed;
+        self.changing(paths, ChangeError::is_refusal, move |files| {
+            let path = files.still_at(path)?;
+            let new = [NewFile { path, staged, size }];
+            let placed = files.stored.place(&files.workspace, &new, condition.as_ref())?;
+            Ok(placed.iter().any(|placement| placement.is_new))
+        })
         .await
     }
 
-    /// Deletes a file; returns its resolved path.
+    /// Deletes a file whose deletion was judged.
     ///
     /// # Errors
     /// [`ChangeError`].
@@ -173,18 +184,18 @@ impl Files {
         &self,
         path: String,
         condition: Option<Condition>,
-    ) -> Result<String, ChangeError> {
-        self.changing(
-            |(_, deleted): &(String, Vec<String>)| deleted.clone(),
-            ChangeError::is_refusal,
-            move |files| {
-                let path = files.resolved(&path).ok_or_else(|| files.without_file(path))?;
-                let deleted = files.stored.delete(&files.workspace, &path, condition.as_ref())?;
-                Ok((path, deleted))
-            },
-        )
-        .await
-        .map(|(path, _)| path)
+    ) -> Result<(), ChangeError> {
+        let deleting = self.changing(Vec::clone, ChangeError::is_refusal, move |files| {
+            let path = files.still_at(path)?;
+            files.stored.delete(&files.workspace, &path, condition.as_ref())
+        });
+        deleting.await.map(drop)
+    }
+
+    /// A resolved path that still leads to the same place.
+    fn still_at(&self, path: String) -> Result<String, ChangeError> {
+        let now = self.resolved(&path).filter(|now| *now == path);
+        now.ok_or_else(|| self.without_file(path))
     }
 
     /// Why there can be no file at a path.
@@ -212,12 +223,18 @@ impl Files {
     /// Waits for the tenant's lock for changes of files; fails if the files were deleted.
     async fn alone(&self) -> Result<ChangeLock, ChangeError> {
         let lock = self.changes.lock(&self.tenant).await?;
+        self.check_existence().await?;
+        Ok(lock)
+    }
+
+    /// Fails if the files were deleted.
+    async fn check_existence(&self) -> Result<(), ChangeError> {
         if let Some(run) = self.while_run_exists
             && !self.store.has_run(run).await.map_err(io::Error::other)?
         {
             return Err(NotStored::Orphaned.into());
         }
-        Ok(lock)
+        Ok(())
     }
 
     /// Changes files, and stores the changes. A refusal has changed nothing.
@@ -278,30 +295,8 @@ impl Files {
         E: From<io::Error> + Send + 'static,
     {
         let files = self.clone();
-        let done = fairness::blocking(move || work(&files)).await;
+        let done = fairness::on_files(move || work(&files)).await;
         done.unwrap_or_else(|stopped| Err(io::Error::other(stopped.to_string()).into()))
-    }
-}
-
-/// Writes the audit record of a change of a file; retries while the store is unavailable.
-///
-/// # Errors
-/// That of the last try.
-pub async fn record_change(store: Arc<Store>, act: Act) -> Result<(), StoreError> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match store.record_act(act.clone()).await {
-            Err(error) if error.is_transient() && Instant::now() < until => {
-                error.log_retry("a change of a file is recorded in the audit log later");
-                tokio::time::sleep(PAUSE).await;
-            }
-            Err(error) => {
-                let (details, subject) = (&act.details, &act.subject);
-                tracing::error!(%error, %details, subject, "a change of a file is not in the audit log");
-                return Err(error);
-            }
-            Ok(()) => return Ok(()),
-        }
     }
 }
 
@@ -399,7 +394,7 @@ impl Runtime {
         let held = self.inner.workspaces.staged().hold(tenant);
         let tenant = self.inner.workspaces.local(tenant, ".").await;
         let tenant = tenant.map_err(|error| io::Error::other(error.to_string()))?;
-        let staged = fairness::blocking(move || StagedFile::create(&tenant.root())).await;
+        let staged = fairness::on_files(move || StagedFile::create(&tenant.root())).await;
         let (mut staged, file) =
             staged.map_err(|failed| io::Error::other(failed.to_string()))??;
         staged.count(held);

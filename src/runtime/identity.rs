@@ -22,10 +22,17 @@ pub(super) struct RunIdentity {
 /// The lineage of a child run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lineage {
-    /// The root run of the tree.
-    pub(super) root: Uuid,
+    /// The run's ancestors, from the root to its parent.
+    pub(super) ancestors: Vec<Uuid>,
     /// The agents from the root to the run, both included.
     pub(super) agents: Vec<String>,
+}
+
+/// The ancestors of a run, from the root on, and the run itself: the runs whose budgets bind it.
+pub(super) fn with_ancestors(run: Uuid, lineage: Option<&Lineage>) -> Vec<Uuid> {
+    let mut line = lineage.map(|lineage| lineage.ancestors.clone()).unwrap_or_default();
+    line.push(run);
+    line
 }
 
 impl RunIdentity {
@@ -86,7 +93,8 @@ impl RunIdentity {
 
     /// The root of its tree, which may be the run itself.
     pub(super) fn root(&self) -> Uuid {
-        self.lineage.as_ref().map_or(self.new.id, |lineage| lineage.root)
+        let root = self.lineage.as_ref().and_then(|lineage| lineage.ancestors.first());
+        root.copied().unwrap_or(self.new.id)
     }
 
     /// Adds what follows from its plan.

@@ -103,7 +103,7 @@ pub use audit_chain::{AuditChain, AuditKey};
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
-pub use files::{FileOwner, FileUsers, Files, FilesError, record_change};
+pub use files::{FileOwner, FileUsers, Files, FilesError};
 pub use follower::{FollowEnd, Follower};
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};

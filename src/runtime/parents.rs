@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::identity::{Lineage, RunIdentity};
+use super::identity::{Lineage, RunIdentity, with_ancestors};
 use super::refused_children::RefusedAgents;
 use super::slots::ParentSlot;
 use super::tree_budget::StoredBudget;
@@ -20,8 +20,8 @@ use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{Plan, RunControl, State};
 use crate::message::Usage;
-use crate::run::{Autonomy, BudgetOverrides, Delegation, Overrides, Usd};
-use crate::store::{RunRecord, StoreError};
+use crate::run::{Amounts, Autonomy, BudgetOverrides, Caps, Delegation, Overrides, Usd};
+use crate::store::{Ownership, RunRecord, StoreError};
 use crate::tools::subagent::ChildFailed;
 use crate::tools::workspace;
 
@@ -33,8 +33,10 @@ pub(super) struct Parent {
     pub(super) identity: RunIdentity,
     pub(super) plan: Arc<Plan>,
     pub(super) control: Arc<RunControl>,
-    /// Whether its budget is already shared.
+    /// Whether it shares a budget with other runs by now.
     pub(super) is_open: Arc<AtomicBool>,
+    /// Whether its own budget, if it binds the runs below it, is stored.
+    pub(super) has_budget: AtomicBool,
     /// Its workspace, relative to its tenant's directory.
     pub(super) directory: Arc<str>,
     /// Its slot, lent to its children.
@@ -89,10 +91,9 @@ impl Parent {
     fn lineage(&self) -> Lineage {
         match &self.identity.lineage {
             Some(lineage) => Lineage::clone(lineage),
-            None => Lineage {
-                root: self.identity.new.id,
-                agents: vec![self.identity.new.agent.clone()],
-            },
+            None => {
+                Lineage { ancestors: Vec::new(), agents: vec![self.identity.new.agent.clone()] }
+            }
         }
     }
 
@@ -110,6 +111,7 @@ impl Parent {
                 "Delegation is limited to {MAX_DEPTH} levels; do this yourself."
             )));
         }
+        lineage.ancestors.push(self.identity.new.id);
         lineage.agents.push(child.to_owned());
         Ok(lineage)
     }
@@ -157,6 +159,19 @@ impl Parent {
         }
     }
 
+    /// The caps that bind it and the runs below it together: those of a root, and a child's own ones of tokens and
+    /// dollars. Those that a child has from its parent bind the runs below it in its parent's budget.
+    fn caps_below(&self) -> Option<Caps> {
+        let (rules, own) = (&self.plan.rules, &self.plan.agent.definition.governance.budget);
+        let caps = Caps::of(&rules.budget, rules.max_network_requests);
+        if self.identity.lineage.is_none() {
+            return Some(caps);
+        }
+        let tokens = caps.tokens.filter(|_| rules.budget.max_total_tokens == own.max_total_tokens);
+        let micro_usd = caps.micro_usd.filter(|_| rules.budget.max_cost_usd == own.max_cost_usd);
+        Caps::of_model_calls(tokens, micro_usd)
+    }
+
     pub(super) fn autonomy(&self, now: &State) -> Autonomy {
         let defined = self.plan.agent.definition.governance.autonomy;
         now.skills().iter().filter_map(|skill| skill.autonomy).fold(defined, Autonomy::min)
@@ -175,17 +190,34 @@ impl Runtime {
             return None;
         }
         let run = identity.new.id;
-        let root = identity.lineage.as_ref().map_or(run, |lineage| lineage.root);
+        let budgets = with_ancestors(run, identity.lineage.as_deref());
         let tree = StoredBudget {
             store: Arc::clone(&self.inner.store),
             patience: self.inner.settings.store_patience,
             tenant: identity.caller.tenant.clone(),
-            root,
+            budgets,
             run,
             owner: Arc::clone(&self.inner.replica.id),
             epoch: identity.epoch,
         };
         Some(SharedBudget::new(Arc::clone(is_open), tree))
+    }
+
+    /// Stores the budget that a run shares with its child runs, before it starts one.
+    pub(super) async fn open_budget(&self, run: &Parent, now: &State) -> Result<(), StoreError> {
+        if run.has_budget.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if let Some(caps) = run.caps_below() {
+            let under_way =
+                Amounts { tool_calls: now.calls_under_way() as u64, ..Amounts::default() };
+            let spent = Amounts::of(now.totals()).and(under_way);
+            let by = Ownership { owner: &self.inner.replica.id, epoch: run.identity.epoch };
+            self.inner.store.open_budget(run.identity.new.id, by, caps, spent).await?;
+        }
+        run.has_budget.store(true, Ordering::Release);
+        run.is_open.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// The lineage of a child run, from the rows of its ancestors.
@@ -196,15 +228,10 @@ impl Runtime {
         if run.parent_run_id.is_none() {
             return Ok(None);
         }
-        let mut lineage = Lineage { root: run.id, agents: vec![run.agent.clone()] };
-        let mut next = run.parent_run_id;
-        while let Some(id) = next.filter(|_| lineage.agents.len() <= MAX_DEPTH) {
-            let Some(ancestor) = self.inner.store.run(&run.tenant, id).await? else { break };
-            lineage.root = ancestor.id;
-            lineage.agents.insert(0, ancestor.agent);
-            next = ancestor.parent_run_id;
-        }
-        Ok(Some(Arc::new(lineage)))
+        let above = self.inner.store.ancestors(&run.tenant, run.id).await?;
+        let (ancestors, mut agents): (Vec<Uuid>, Vec<String>) = above.into_iter().unzip();
+        agents.push(run.agent.clone());
+        Ok(Some(Arc::new(Lineage { ancestors, agents })))
     }
 }
 

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::Runtime;
 use super::answers::expiry_record;
 use super::claimed_run::{ResumeError, Resumption, missing_requirement, unreadable, unusable};
-use super::identity::RunIdentity;
+use super::identity::{RunIdentity, with_ancestors};
 use super::journals;
 use super::loaded_agents::LoadedAgent;
 use super::ownership::{OwnedRun, ReclaimReason};
@@ -304,12 +304,12 @@ impl Runtime {
         has_ended: bool,
     ) -> Result<(), StoreError> {
         let lineage = self.lineage(row).await?;
-        let root = lineage.map_or(row.id, |lineage| lineage.root);
+        let budgets = with_ancestors(row.id, lineage.as_deref());
         let ownership = Ownership { owner: &self.inner.replica.id, epoch: row.epoch };
         // If another replica owns it by now, its end will not be stored either.
         self.inner
             .store
-            .settle((root, row.id), ownership, state.spent_of_shared(), has_ended)
+            .settle((budgets.as_slice(), row.id), ownership, state.spent_of_shared(), has_ended)
             .await?;
         Ok(())
     }

@@ -296,9 +296,14 @@ impl PolicyReplay {
         known: &mut HashMap<(String, String), Arc<Judge>>,
     ) -> Result<Arc<Judge>, ReplayError> {
         let unnarrowed = || Ok(Arc::clone(unnarrowed));
-        let Some(parent) = self.store.run(tenant, parent).await? else {
-            return unnarrowed();
+        let parent = match self.store.run(tenant, parent).await {
+            Err(error) if !error.is_transient() => {
+                tracing::warn!(run_id = %parent, %error, "the rules of a parent are not known");
+                None
+            }
+            parent => parent?,
         };
+        let Some(parent) = parent else { return unnarrowed() };
         let Some(json) = self.store.definition(&parent.definition_hash).await? else {
             return unnarrowed();
         };

@@ -43,9 +43,8 @@ impl DrivenRun {
         if has_crashed {
             self.run.persist().await?; // so that the next crash is counted
         }
-        let row = &claimed.run;
         if let Some(shared) = &self.run.shared {
-            let root = self.identity.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
+            let root = self.identity.root();
             if !shared.is_open() && self.runtime.inner.store.shared_budget(root).await?.is_some() {
                 shared.open();
             }

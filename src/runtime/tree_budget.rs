@@ -16,8 +16,8 @@ pub(super) struct StoredBudget {
     pub(super) store: Arc<Store>,
     pub(super) patience: Duration,
     pub(super) tenant: String,
-    /// The root of the tree.
-    pub(super) root: Uuid,
+    /// The runs whose budgets bind it, if they have any.
+    pub(super) budgets: Vec<Uuid>,
     pub(super) run: Uuid,
     pub(super) owner: Arc<str>,
     pub(super) epoch: i64,
@@ -32,7 +32,7 @@ impl StoredBudget {
 #[async_trait]
 impl TreeBudget for StoredBudget {
     async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed> {
-        let ids = (self.root, self.run);
+        let ids = (&*self.budgets, self.run);
         let reserved = retry_while_unavailable(self.patience, || {
             self.store.reserve(ids, self.ownership(), wanted)
         });
@@ -40,7 +40,7 @@ impl TreeBudget for StoredBudget {
     }
 
     async fn settle(&self, spent: Amounts, ended: bool) -> Result<(), AppendFailed> {
-        let ids = (self.root, self.run);
+        let ids = (&*self.budgets, self.run);
         let settled = retry_while_unavailable(self.patience, || {
             self.store.settle(ids, self.ownership(), spent, ended)
         });

@@ -89,8 +89,9 @@ impl DrivenRun {
     ) -> Self {
         identity.planned(&plan);
         let is_new = state.last_seq() == 0 && identity.epoch == 1;
-        // A client often follows its queued run a moment later, while the first answer is being written.
-        let is_from_queue = !is_new && state.started_at().is_none() && !identity.origin.is_child;
+        // A client often follows its queued run a moment later, while the first answer is being written. It also
+        // returns to a run that is taken up again: its stream broke with the other replica, or it decided a call.
+        let expects_followers = !is_new && !identity.origin.is_child;
         let driver = driver(&plan);
         let workspace = workspace.of_run(identity.new.id, identity.epoch);
         let directory = workspace.directory();
@@ -103,6 +104,7 @@ impl DrivenRun {
             plan: Arc::clone(&plan),
             control: Arc::clone(&control),
             is_open: Arc::clone(&is_open),
+            has_budget: AtomicBool::default(),
             directory,
             slot: slot.parent_slot(),
             refused: RefusedAgents::default(),
@@ -126,7 +128,7 @@ impl DrivenRun {
             audience: Box::new(Followers::new(
                 Arc::clone(&runtime.inner.bus),
                 identity.new.id,
-                is_from_queue,
+                expects_followers,
             )),
             journal: Journal::new(RunAppender {
                 commits: runtime.inner.writer.appender(),

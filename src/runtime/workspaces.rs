@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, Semaphore};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -41,8 +41,6 @@ pub use shared_volume::shared_volume_fault;
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// A file system that takes longer for one small file hangs.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-/// Directories of a volume that are opened at the same time; each blocks a thread while the volume hangs.
-const OPENINGS: usize = 32;
 
 /// Where the files of runs are.
 #[derive(Debug, Clone)]
@@ -71,14 +69,9 @@ pub enum Sharing {
 /// How the replicas share files, with its state.
 enum SharedFiles {
     No,
-    Volume(Volume),
+    /// A volume that all replicas share. It may hang, which blocks the threads that use it.
+    Volume(Arc<SharedVolume>),
     Objects(Arc<KeptFiles>),
-}
-
-/// A volume that all replicas share. It may hang, which blocks the threads that use it.
-struct Volume {
-    marker: Arc<SharedVolume>,
-    openings: Arc<Semaphore>,
 }
 
 /// The directories of all runs, as this replica has them.
@@ -127,10 +120,7 @@ impl Workspaces {
         let WorkspaceSettings { root, sharing, quota, quarantine_retention } = settings.clone();
         let shared = match sharing {
             Sharing::None => SharedFiles::No,
-            Sharing::Volume => SharedFiles::Volume(Volume {
-                marker: Arc::default(),
-                openings: Arc::new(Semaphore::new(OPENINGS)),
-            }),
+            Sharing::Volume => SharedFiles::Volume(Arc::default()),
             Sharing::Objects(objects) => {
                 let (store, owner) = (Arc::clone(&store), Arc::clone(owner));
                 let quota = Arc::clone(&quota);
@@ -237,7 +227,7 @@ impl Workspaces {
         &self,
         open: impl FnOnce(&Path) -> T + Send + 'static,
     ) -> Result<T, WorkspaceError> {
-        let SharedFiles::Volume(Volume { marker, openings }) = &self.shared else {
+        let SharedFiles::Volume(marker) = &self.shared else {
             return Ok(open(&self.root));
         };
         let failed = |source| WorkspaceError::Io { path: self.root.display().to_string(), source };
@@ -245,19 +235,17 @@ impl Workspaces {
             return Err(failed(io::Error::other(fault)));
         }
         let (marker, root) = (Arc::clone(marker), self.root.clone());
-        let opened = async {
-            let permit = Arc::clone(openings).acquire_owned().await;
-            let opened = fairness::blocking(move || {
-                let _permit = permit;
-                if marker.is_elsewhere(&root) {
-                    return Err(WorkspaceError::NotShared);
-                }
-                Ok(open(&root))
-            });
-            opened.await.unwrap_or_else(|error| Err(failed(io::Error::other(error.to_string()))))
+        let opening = fairness::on_files(move || {
+            if marker.is_elsewhere(&root) {
+                return Err(WorkspaceError::NotShared);
+            }
+            Ok(open(&root))
+        });
+        let opened = match timeout(MAX_WAIT, opening).await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(error)) => Err(failed(io::Error::other(error.to_string()))),
+            Err(_) => Err(failed(io::ErrorKind::TimedOut.into())),
         };
-        let opened = timeout(MAX_WAIT, opened).await;
-        let opened = opened.unwrap_or_else(|_| Err(failed(io::ErrorKind::TimedOut.into())));
         if matches!(opened, Err(WorkspaceError::NotShared)) {
             self.is_usable().await; // so that it is known at once
         }
@@ -362,7 +350,7 @@ impl Workspaces {
         match tokio::task::spawn_blocking(probe).await {
             Ok((Ok(()), _looking)) => match &self.shared {
                 SharedFiles::No => None,
-                SharedFiles::Volume(volume) => volume.marker.fault(&self.store, &self.root).await,
+                SharedFiles::Volume(volume) => volume.fault(&self.store, &self.root).await,
                 SharedFiles::Objects(kept) => kept.fault().await,
             },
             Ok((Err(error), _)) => Some(error.to_string()),

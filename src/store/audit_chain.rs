@@ -328,6 +328,16 @@ async fn newest_stretches(
     Ok(readable(&rows).collect())
 }
 
+/// The time of the newest record in the stretches of a tenant up to this number.
+pub(super) fn newest_time_until(tenant: &str, number: i64) -> Query {
+    Query::new(
+        "SELECT last_at FROM audit_stretches WHERE tenant = :tenant AND number <= :number \
+         ORDER BY last_at DESC LIMIT 1",
+    )
+    .bind("tenant", tenant)
+    .bind("number", number)
+}
+
 /// Complete records that are in no stretch, oldest first.
 async fn open_records(
     tx: &mut dyn Transaction,
@@ -336,7 +346,12 @@ async fn open_records(
     newest: &[Stretch],
 ) -> Result<Vec<AuditRow>, StoreError> {
     let closed: BTreeSet<Uuid> = newest.iter().flat_map(Stretch::members).collect();
-    let first = newest.iter().map(|stretch| stretch.first_at).min();
+    let older = newest.last().map_or(0, |stretch| stretch.number - 1);
+    let rows = tx.run(newest_time_until(tenant, older)).await?;
+    let covered: Option<DateTime<Utc>> = rows.first().map(|row| row.read("last_at")).transpose()?;
+    // What older stretches contain is not read again, whatever late records the newest ones contain.
+    let first = covered.map(|covered| covered + TimeDelta::microseconds(1));
+    let first = first.or_else(|| newest.iter().map(|stretch| stretch.first_at).min());
     let end = newest.iter().map(|stretch| stretch.last_at).max();
     let from = first.zip(end).map(|(first, end)| first.max(end - LATE));
     let read = Query::new("SELECT * FROM audit_log WHERE tenant = :tenant AND at < :settled")

@@ -13,7 +13,9 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use super::audit_chain::{IsSigned, LOOKBACK_STRETCHES, hash, last_deleted, newest_deletion};
+use super::audit_chain::{
+    IsSigned, LOOKBACK_STRETCHES, hash, last_deleted, newest_deletion, newest_time_until,
+};
 use super::backend::Work;
 use super::listing::readable;
 use super::sql::Query;
@@ -130,12 +132,7 @@ impl Store {
         tenant: &str,
         number: i64,
     ) -> Result<Option<DateTime<Utc>>, StoreError> {
-        let read = Query::new(
-            "SELECT last_at FROM audit_stretches WHERE tenant = :tenant AND number <= :number \
-             ORDER BY last_at DESC LIMIT 1",
-        );
-        let read = read.bind("tenant", tenant).bind("number", number);
-        let rows = self.backend.read(Work::Data, read).await?;
+        let rows = self.backend.read(Work::Data, newest_time_until(tenant, number)).await?;
         rows.first().map(|row| row.read("last_at")).transpose()
     }
 

@@ -7,6 +7,7 @@
 //! deliberate: they leave the planner no index but the primary key.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 use uuid::Uuid;
 
@@ -17,17 +18,41 @@ use super::tables::{
     NewDelivery, Observation, RunOpening, RunProgress, UsageSum,
 };
 
-/// One statement over a list of rows, which the statement names `w`.
-pub(super) struct Step {
+/// A statement over a list of rows, which it names `w`.
+#[derive(Clone)]
+pub(super) struct Statement {
     pub(super) name: &'static str,
-    /// The text of the statement before the rows.
+    /// The text before the rows.
     pub(super) head: String,
     pub(super) columns: Vec<Column>,
-    pub(super) rows: Vec<Vec<Value>>,
     /// The condition for a row; empty if there is none.
     pub(super) condition: &'static str,
-    /// The text of the statement after the condition.
+    /// The text after the condition.
     pub(super) tail: &'static str,
+}
+
+/// A statement with its rows.
+pub(super) struct Step {
+    pub(super) statement: &'static Statement,
+    pub(super) rows: Vec<Vec<Value>>,
+}
+
+/// The statements in the dialect of a database.
+struct Statements {
+    known_runs: Statement,
+    new_runs: Statement,
+    /// The same, if a run is in a session.
+    new_runs_in_turn: Statement,
+    journal: Statement,
+    iterations: Statement,
+    new_calls: Statement,
+    known_calls: Statement,
+    audit: Statement,
+    observations: Statement,
+    approvals: Statement,
+    deliveries: Statement,
+    voided: Statement,
+    usage: Statement,
 }
 
 /// The runs that passed the fence, each with its cancel request, if any.
@@ -48,6 +73,7 @@ pub(super) struct Batch {
     pub(super) rest: Vec<Step>,
     /// The usage of models, by run.
     usage: Vec<(Uuid, UsageSum)>,
+    statements: &'static Statements,
 }
 
 /// Columns of the fence that are not the row's.
@@ -82,38 +108,123 @@ macro_rules! in_turn {
 
 impl Batch {
     pub(super) fn of(dialect: Dialect, owner: &str, changes: Changes) -> Self {
+        let statements = Statements::of(dialect);
         let (new, known): (Vec<_>, Vec<_>) =
             changes.runs.into_iter().partition(|run| run.opening.is_some());
         let (first, later): (Vec<_>, Vec<_>) =
             changes.calls.into_iter().partition(|call| call.proposal.is_some());
         let present = |steps: Vec<Step>| steps.into_iter().filter(|step| !step.rows.is_empty());
+        let fence = vec![
+            statements.known_runs.with(known.into_iter().map(|run| values_of_known(run, owner))),
+            new_runs(statements, new),
+        ];
+        let rest = vec![
+            statements.journal.with_all(changes.journal),
+            statements.iterations.with_all(changes.iterations),
+            statements.new_calls.with(first.into_iter().filter_map(values_of_new_call)),
+            statements.known_calls.with_all(later.into_iter().map(|call| call.state)),
+            statements.audit.with_all(changes.audit),
+            statements.observations.with_all(changes.observations),
+            statements.approvals.with_all(changes.approvals),
+            statements.deliveries.with_all(changes.deliveries),
+            statements.voided.with(changes.voided.into_iter().map(|run| vec![run.value()])),
+        ];
         Self {
-            fence: present(vec![known_runs(owner, known), new_runs(dialect, new)]).collect(),
-            rest: present(vec![
-                inserts::<JournalRow>("run_events", changes.journal),
-                inserts::<IterationRecord>("iterations", changes.iterations),
-                new_calls(first),
-                known_calls(later),
-                inserts::<AuditRow>("audit_log", changes.audit),
-                inserts::<Observation>("observations", changes.observations),
-                inserts::<ApprovalRequest>("approvals", changes.approvals),
-                deliveries(dialect, changes.deliveries),
-                voided(changes.voided),
-            ])
-            .collect(),
+            fence: present(fence).collect(),
+            rest: present(rest).collect(),
             usage: changes.usage,
+            statements,
         }
     }
 
     /// The step that adds the usage of the runs that passed, summed so that it has few rows.
     pub(super) fn usage_step(&self, passed: impl Fn(&Uuid) -> bool) -> Option<Step> {
         let sums = self.usage.iter().filter(|(run, _)| passed(run)).map(|(_, sum)| sum);
-        let rows = UsageSum::merged(sums);
-        (!rows.is_empty()).then(|| inserts::<UsageSum>("usage_added", rows))
+        let step = self.statements.usage.with_all(UsageSum::merged(sums));
+        (!step.rows.is_empty()).then_some(step)
     }
 }
 
-fn known_runs(owner: &str, runs: Vec<RunChange>) -> Step {
+fn values_of_known(run: RunChange, owner: &str) -> Vec<Value> {
+    let mut values = run.progress.values();
+    values.extend([run.first_seq.value(), owner.value()]);
+    values
+}
+
+fn values_of_new_call(call: CallChange) -> Option<Vec<Value>> {
+    let mut values = call.proposal?.values();
+    call.state.append(&mut values);
+    Some(values)
+}
+
+fn new_runs(statements: &'static Statements, mut runs: Vec<RunChange>) -> Step {
+    // In one order everywhere, so that two batches with the same keys never wait for each other.
+    let keys = |run: &RunChange| {
+        let opening = run.opening.as_ref()?;
+        Some((opening.session_id.clone(), opening.tenant.clone(), opening.idempotency_key.clone()))
+    };
+    runs.sort_by_cached_key(keys);
+    let has_session = |run: &RunChange| {
+        run.opening.as_ref().is_some_and(|opening| opening.session_place.is_some())
+    };
+    let statement = if runs.iter().any(has_session) {
+        &statements.new_runs_in_turn
+    } else {
+        &statements.new_runs
+    };
+    let values = |run: RunChange| {
+        let mut values = run.opening?.values();
+        run.progress.append(&mut values);
+        Some(values)
+    };
+    statement.with(runs.into_iter().filter_map(values))
+}
+
+impl Statements {
+    fn of(dialect: Dialect) -> &'static Self {
+        static POSTGRES: LazyLock<Statements> =
+            LazyLock::new(|| Statements::new(Dialect::Postgres));
+        static SQLITE: LazyLock<Statements> = LazyLock::new(|| Statements::new(Dialect::Sqlite));
+        match dialect {
+            Dialect::Postgres => &POSTGRES,
+            Dialect::Sqlite => &SQLITE,
+        }
+    }
+
+    fn new(dialect: Dialect) -> Self {
+        let in_turn = match dialect {
+            Dialect::Postgres => in_turn!(" FOR KEY SHARE SKIP LOCKED"),
+            Dialect::Sqlite => in_turn!(""),
+        };
+        Self {
+            known_runs: update_of_runs(),
+            new_runs: insert_of_runs(dialect, "true"),
+            new_runs_in_turn: insert_of_runs(dialect, in_turn),
+            journal: insert::<JournalRow>("run_events"),
+            iterations: insert::<IterationRecord>("iterations"),
+            new_calls: insert_of_calls(),
+            known_calls: update_of_calls(),
+            audit: insert::<AuditRow>("audit_log"),
+            observations: insert::<Observation>("observations"),
+            approvals: insert::<ApprovalRequest>("approvals"),
+            deliveries: insert_of_deliveries(dialect),
+            voided: update_of_approvals(),
+            usage: insert::<UsageSum>("usage_added"),
+        }
+    }
+}
+
+impl Statement {
+    fn with(&'static self, rows: impl Iterator<Item = Vec<Value>>) -> Step {
+        Step { statement: self, rows: rows.collect() }
+    }
+
+    fn with_all<G: Group>(&'static self, rows: impl IntoIterator<Item = G>) -> Step {
+        self.with(rows.into_iter().map(Group::values))
+    }
+}
+
+fn update_of_runs() -> Statement {
     let mut columns = RunProgress::columns();
     let set = |column: &Column| match column.name {
         "id" | "epoch" => None,
@@ -121,18 +232,11 @@ fn known_runs(owner: &str, runs: Vec<RunChange>) -> Step {
         name => Some(format!("{name} = w.{name}")),
     };
     let set: Vec<String> = columns.iter().filter_map(set).collect();
-    let head = format!("UPDATE runs SET {} FROM", set.join(", "));
     columns.extend(FENCE);
-    let row = |run: RunChange| {
-        let mut row = run.progress.values();
-        row.extend([run.first_seq.value(), owner.value()]);
-        row
-    };
-    Step {
+    Statement {
         name: "known",
-        head,
+        head: format!("UPDATE runs SET {} FROM", set.join(", ")),
         columns,
-        rows: runs.into_iter().map(row).collect(),
         condition: "runs.id = w.id AND (runs.owner = w.writer) IS TRUE \
             AND (runs.status = 'running') IS TRUE AND runs.epoch = w.epoch \
             AND runs.next_seq = w.first_seq \
@@ -143,28 +247,9 @@ fn known_runs(owner: &str, runs: Vec<RunChange>) -> Step {
     }
 }
 
-fn new_runs(dialect: Dialect, mut runs: Vec<RunChange>) -> Step {
-    // In one order everywhere, so that two batches with the same keys never wait for each other.
-    let keys = |run: &RunChange| {
-        let opening = run.opening.as_ref()?;
-        Some((opening.session_id.clone(), opening.tenant.clone(), opening.idempotency_key.clone()))
-    };
-    runs.sort_by_cached_key(keys);
-    let has_session = |run: &RunChange| {
-        run.opening.as_ref().is_some_and(|opening| opening.session_place.is_some())
-    };
-    let condition = match dialect {
-        _ if !runs.iter().any(has_session) => "true",
-        Dialect::Postgres => in_turn!(" FOR KEY SHARE SKIP LOCKED"),
-        Dialect::Sqlite => in_turn!(""),
-    };
+fn insert_of_runs(dialect: Dialect, condition: &'static str) -> Statement {
     let mut columns = RunOpening::columns();
     columns.extend(RunProgress::columns());
-    let row = |run: RunChange| {
-        let mut row = run.opening?.values();
-        run.progress.append(&mut row);
-        Some(row)
-    };
     let select = |column: &Column| match column.name {
         // By the clock of the database, where it has one.
         "available_at" => match dialect {
@@ -181,11 +266,10 @@ fn new_runs(dialect: Dialect, mut runs: Vec<RunChange>) -> Step {
         name => format!("w.{name}"),
     };
     let select: Vec<String> = columns.iter().map(select).collect();
-    Step {
+    Statement {
         name: "new",
         head: insert_head("runs", &columns, &select),
         columns,
-        rows: runs.into_iter().filter_map(row).collect(),
         condition,
         tail: "ON CONFLICT DO NOTHING \
             RETURNING id, cancel_requested_at IS NOT NULL AS is_cancelled, cancel_reason",
@@ -197,30 +281,25 @@ fn insert_head(table: &str, columns: &[Column], select: &[String]) -> String {
     format!("INSERT INTO {table} ({}) SELECT {} FROM", names.join(", "), select.join(", "))
 }
 
-/// Rows of one group into a table.
-fn inserts<G: Group>(table: &'static str, rows: Vec<G>) -> Step {
-    insert_rows(table, G::columns(), rows.into_iter().map(Group::values).collect())
+/// Inserts rows of one group into a table.
+fn insert<G: Group>(table: &'static str) -> Statement {
+    insert_columns(table, G::columns())
 }
 
-fn insert_rows(table: &'static str, columns: Vec<Column>, rows: Vec<Vec<Value>>) -> Step {
+fn insert_columns(table: &'static str, columns: Vec<Column>) -> Statement {
     let select: Vec<String> = columns.iter().map(|column| format!("w.{}", column.name)).collect();
     let head = insert_head(table, &columns, &select);
-    Step { name: table, head, columns, rows, condition: "", tail: "" }
+    Statement { name: table, head, columns, condition: "", tail: "" }
 }
 
-fn new_calls(calls: Vec<CallChange>) -> Step {
+fn insert_of_calls() -> Statement {
     let mut columns = CallProposal::columns();
     columns.extend(CallState::columns());
-    let row = |call: CallChange| {
-        let mut row = call.proposal?.values();
-        call.state.append(&mut row);
-        Some(row)
-    };
-    insert_rows("tool_calls", columns, calls.into_iter().filter_map(row).collect())
+    insert_columns("tool_calls", columns)
 }
 
 /// Changes rows of calls. Columns without a new value keep the old one.
-fn known_calls(calls: Vec<CallChange>) -> Step {
+fn update_of_calls() -> Statement {
     let columns = CallState::columns();
     let set = columns.iter().map(|column| column.name).filter(|name| !name.ends_with("_id"));
     let set = set.map(|name| match name {
@@ -229,17 +308,16 @@ fn known_calls(calls: Vec<CallChange>) -> Step {
         name => format!("{name} = COALESCE(w.{name}, tool_calls.{name})"),
     });
     let set: Vec<String> = set.collect();
-    Step {
+    Statement {
         name: "settled",
         head: format!("UPDATE tool_calls SET {} FROM", set.join(", ")),
         columns,
-        rows: calls.into_iter().map(|call| call.state.values()).collect(),
         condition: "tool_calls.run_id = w.run_id AND tool_calls.call_id = w.call_id",
         tail: "",
     }
 }
 
-fn deliveries(dialect: Dialect, rows: Vec<NewDelivery>) -> Step {
+fn insert_of_deliveries(dialect: Dialect) -> Statement {
     let columns = NewDelivery::columns();
     let select = |column: &Column| match column.name {
         // By the clock of the database, where it has one.
@@ -247,22 +325,16 @@ fn deliveries(dialect: Dialect, rows: Vec<NewDelivery>) -> Step {
         name => format!("w.{name}"),
     };
     let select: Vec<String> = columns.iter().map(select).collect();
-    Step {
-        name: "webhook_outbox",
-        head: insert_head("webhook_outbox", &columns, &select),
-        columns,
-        rows: rows.into_iter().map(Group::values).collect(),
-        condition: "",
-        tail: "",
-    }
+    let head = insert_head("webhook_outbox", &columns, &select);
+    Statement { name: "webhook_outbox", head, columns, condition: "", tail: "" }
 }
 
-fn voided(runs: Vec<Uuid>) -> Step {
-    Step {
+/// Voids the pending approvals of runs.
+fn update_of_approvals() -> Statement {
+    Statement {
         name: "voided",
         head: "UPDATE approvals SET status = 'void' FROM".to_owned(),
         columns: vec![Column { name: "run_id", kind: Kind::Id }],
-        rows: runs.into_iter().map(|run| vec![run.value()]).collect(),
         condition: "approvals.run_id = w.run_id AND approvals.status = 'pending'",
         tail: "",
     }
@@ -271,7 +343,7 @@ fn voided(runs: Vec<Uuid>) -> Step {
 impl Step {
     /// The rows of the runs that passed the fence.
     pub(super) fn keep(&mut self, passed: &Passed) {
-        let run = self.columns.iter().position(|column| column.name == "run_id");
+        let run = self.statement.columns.iter().position(|column| column.name == "run_id");
         self.rows.retain(|row| {
             run.and_then(|run| row.get(run))
                 .is_some_and(|id| matches!(id, Value::Id(Some(id)) if passed.contains_key(id)))

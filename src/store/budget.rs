@@ -1,18 +1,19 @@
 //! Budgets that the runs of a tree share: amounts are reserved before they are spent, and settled afterwards.
 //!
-//! The budget's row is created when the root starts its first child run; a run without children has none. A hold
-//! has the amounts that one run has reserved, and the total that it has spent. Settling sets the run's total, so
-//! repeating it, even after a crash, changes nothing. A transaction locks the budget's row first and checks in
-//! later statements that the replica still owns the run. So it sees the settlement of a replica that took the
-//! run over, or that replica settles later. The total of a run only grows. The engine decides what is reserved,
-//! and when.
+//! A run's budget has a row once the run has started its first child run: that of the root, and that of a child
+//! run with caps of its own. It binds the run and all runs below it, so that a run reserves in the budgets of all
+//! its ancestors, or in none. A hold has the amounts that one run has reserved in one budget, and the total that
+//! it has spent. Settling sets the run's total, so repeating it, even after a crash, changes nothing. A
+//! transaction locks the budgets' rows first, and then decides; it checks in later statements that the replica
+//! still owns the run. So it sees the settlement of a replica that took the run over, or that replica settles
+//! later. The total of a run only grows. The engine decides what is reserved, and when.
 
 use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
-use crate::run::{Amounts, Caps, Consumption, Reserved};
+use crate::run::{Amounts, CapExceeded, Caps, Consumption, Reserved};
 
 /// Holds that one sweep settles, at most.
 pub(super) const CHUNK: i64 = 256;
@@ -20,9 +21,9 @@ pub(super) const CHUNK: i64 = 256;
 /// A budget that the runs of a tree share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedBudget {
-    /// The caps of the root.
+    /// The caps of the run whose budget it is.
     pub caps: Caps,
-    /// The amounts that all runs of the tree have spent.
+    /// The amounts that this run and all runs below it have spent.
     pub spent: Amounts,
     /// The amounts that they have reserved in addition.
     pub reserved: Amounts,
@@ -133,109 +134,58 @@ impl Store {
                  spent_tool_calls, spent_iterations, spent_files, spent_lines, spent_requests) \
                  VALUES (:root, :root, :tokens, :micro_usd, :tool_calls, :iterations, :files, \
                  :lines, :requests) \
-                 ON CONFLICT (run_id) DO NOTHING",
+                 ON CONFLICT (run_id, root_run_id) DO NOTHING",
             );
             tx.run(amounts(hold.bind("root", root), spent)).await?;
         }
         tx.commit().await
     }
 
-    /// Reserves amounts of the root's budget for a run. Without a shared budget, everything is granted. `None` if
-    /// another replica owns the run.
+    /// Reserves amounts of the budgets of these runs for a run: of all that exist, or of none. `None` if another
+    /// replica owns the run.
     pub async fn reserve(
         &self,
-        (root, run): (Uuid, Uuid),
+        (budgets, run): (&[Uuid], Uuid),
         by: Ownership<'_>,
         wanted: Amounts,
     ) -> Result<Option<Reserved>, StoreError> {
-        loop {
-            match self.try_to_reserve((root, run), by, wanted).await? {
-                Some(true) => return Ok(Some(Reserved::Granted)),
-                Some(false) => {}
-                None => return Ok(None),
-            }
-            let Some(budget) = self.shared_budget(root).await? else {
-                return Ok(Some(Reserved::Granted));
-            };
-            let SharedBudget { caps, spent, reserved } = budget;
-            if let Some(refusal) = caps.refuses(spent, reserved, wanted) {
-                return Ok(Some(Reserved::Refused(refusal)));
-            }
-            // Other reservations were settled in between: try again.
-        }
-    }
-
-    async fn try_to_reserve(
-        &self,
-        (root, run): (Uuid, Uuid),
-        by: Ownership<'_>,
-        wanted: Amounts,
-    ) -> Result<Option<bool>, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        if !lock(&mut *tx, root).await? {
-            tx.commit().await?;
-            return Ok(Some(true));
+        let locked = lock(&mut *tx, budgets).await?;
+        let mut refusals = Vec::new();
+        for row in &locked {
+            let SharedBudget { caps, spent, reserved } = SharedBudget::read(row)?;
+            refusals.extend(caps.refuses(spent, reserved, wanted));
         }
-        let reserve = Query::new(
-            "UPDATE budgets SET reserved_tokens = reserved_tokens + :tokens, \
-             reserved_micro_usd = reserved_micro_usd + :micro_usd, \
-             reserved_tool_calls = reserved_tool_calls + :tool_calls, \
-             reserved_iterations = reserved_iterations + :iterations, \
-             reserved_files = reserved_files + :files, \
-             reserved_lines = reserved_lines + :lines, \
-             reserved_requests = reserved_requests + :requests WHERE root_run_id = :root \
-             AND (:tokens = 0 OR max_tokens IS NULL \
-             OR reserved_tokens + spent_tokens + :tokens <= max_tokens) \
-             AND (:micro_usd = 0 OR max_micro_usd IS NULL \
-             OR reserved_micro_usd + spent_micro_usd + :micro_usd <= max_micro_usd) \
-             AND (:tool_calls = 0 \
-             OR reserved_tool_calls + spent_tool_calls + :tool_calls <= max_tool_calls) \
-             AND (:iterations = 0 \
-             OR reserved_iterations + spent_iterations + :iterations <= max_iterations) \
-             AND (:files = 0 OR reserved_files + spent_files + :files <= max_files) \
-             AND (:lines = 0 OR reserved_lines + spent_lines + :lines <= max_lines) \
-             AND (:requests = 0 OR max_requests IS NULL \
-             OR reserved_requests + spent_requests + :requests <= max_requests) AND ",
-        );
-        let reserve =
-            bind_ownership(reserve.push(IS_OWNED).push(" RETURNING root_run_id"), run, by);
-        let granted = !tx.run(amounts(reserve.bind("root", root), wanted)).await?.is_empty();
-        let is_owned = granted || is_owned(&mut *tx, run, by).await?;
-        if granted {
-            let hold = Query::new(
-                "INSERT INTO budget_holds (run_id, root_run_id, reserved_tokens, \
-                 reserved_micro_usd, reserved_tool_calls, reserved_iterations, reserved_files, \
-                 reserved_lines, reserved_requests) VALUES (:run, :root, :tokens, :micro_usd, \
-                 :tool_calls, :iterations, :files, :lines, :requests) \
-                 ON CONFLICT (run_id) DO UPDATE SET \
-                 reserved_tokens = budget_holds.reserved_tokens + excluded.reserved_tokens, \
-                 reserved_micro_usd = budget_holds.reserved_micro_usd + excluded.reserved_micro_usd, \
-                 reserved_tool_calls = budget_holds.reserved_tool_calls + excluded.reserved_tool_calls, \
-                 reserved_iterations = budget_holds.reserved_iterations + excluded.reserved_iterations, \
-                 reserved_files = budget_holds.reserved_files + excluded.reserved_files, \
-                 reserved_lines = budget_holds.reserved_lines + excluded.reserved_lines, \
-                 reserved_requests = budget_holds.reserved_requests + excluded.reserved_requests",
-            );
-            tx.run(amounts(hold.bind("root", root).bind("run", run), wanted)).await?;
+        if let Some(refusal) = refusals.into_iter().min_by_key(CapExceeded::may_settle) {
+            let is_owned = is_owned(&mut *tx, run, by).await?;
+            tx.commit().await?;
+            return Ok(is_owned.then_some(Reserved::Refused(refusal)));
+        }
+        for row in &locked {
+            if !reserve(&mut *tx, (row.read("root_run_id")?, run), by, wanted).await? {
+                return Ok(None); // which undoes what was reserved
+            }
         }
         tx.commit().await?;
-        Ok(is_owned.then_some(granted))
+        Ok(Some(Reserved::Granted))
     }
 
-    /// Sets the total that a run has spent so far, and releases what it has reserved. `ended`: the run spends no
-    /// more.
+    /// Sets the total that a run has spent so far in the budgets of these runs, and releases what it has reserved.
+    /// `ended`: the run spends no more.
     pub async fn settle(
         &self,
-        (root, run): (Uuid, Uuid),
+        (budgets, run): (&[Uuid], Uuid),
         by: Ownership<'_>,
         spent: Amounts,
         ended: bool,
     ) -> Result<Settled, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        let exists = lock(&mut *tx, root).await?;
-        let is_owned = !exists || is_owned(&mut *tx, run, by).await?;
-        if exists && is_owned {
-            settle(&mut *tx, (root, run), spent, ended).await?;
+        let locked = lock(&mut *tx, budgets).await?;
+        let is_owned = locked.is_empty() || is_owned(&mut *tx, run, by).await?;
+        if is_owned {
+            for row in &locked {
+                settle(&mut *tx, (row.read("root_run_id")?, run), spent, ended).await?;
+            }
         }
         tx.commit().await?;
         Ok(if is_owned { Settled::Done } else { Settled::Fenced })
@@ -273,7 +223,7 @@ impl Store {
     }
 
     async fn settle_leftover_hold(&self, row: &Row) -> Result<(), StoreError> {
-        let (root, run) = (row.read("root_run_id")?, row.read("run_id")?);
+        let (root, run): (Uuid, Uuid) = (row.read("root_run_id")?, row.read("run_id")?);
         let consumption: Consumption = row.read("consumption")?;
         let spent = Amounts {
             tokens: row.read("spent_tokens")?,
@@ -285,7 +235,7 @@ impl Store {
             requests: consumption.network_requests,
         };
         let mut tx = self.backend.begin(Work::Data).await?;
-        lock(&mut *tx, root).await?;
+        lock(&mut *tx, &[root]).await?;
         // It may have been claimed since then, and may have new reservations.
         let driven = Query::new("SELECT 1 FROM runs WHERE id = :run AND status = 'running'");
         if tx.run(driven.bind("run", run)).await?.is_empty() {
@@ -295,10 +245,50 @@ impl Store {
     }
 }
 
-/// Locks a budget; false if there is none.
-async fn lock(tx: &mut dyn Transaction, root: Uuid) -> Result<bool, StoreError> {
-    let lock = Query::new("SELECT 1 FROM budgets WHERE root_run_id = :root{for_update}");
-    Ok(!tx.run(lock.bind("root", root)).await?.is_empty())
+/// Locks the budgets of these runs, in an order that is the same for all; returns the rows of those that exist.
+async fn lock(tx: &mut dyn Transaction, budgets: &[Uuid]) -> Result<Vec<Row>, StoreError> {
+    let lock = Query::new(
+        "SELECT * FROM budgets WHERE root_run_id IN :budgets ORDER BY root_run_id{for_update}",
+    );
+    tx.run(lock.bind("budgets", budgets)).await
+}
+
+/// Reserves amounts of a locked budget for a run; false if another replica owns the run.
+async fn reserve(
+    tx: &mut dyn Transaction,
+    (root, run): (Uuid, Uuid),
+    by: Ownership<'_>,
+    wanted: Amounts,
+) -> Result<bool, StoreError> {
+    let reserve = Query::new(
+        "UPDATE budgets SET reserved_tokens = reserved_tokens + :tokens, \
+         reserved_micro_usd = reserved_micro_usd + :micro_usd, \
+         reserved_tool_calls = reserved_tool_calls + :tool_calls, \
+         reserved_iterations = reserved_iterations + :iterations, \
+         reserved_files = reserved_files + :files, \
+         reserved_lines = reserved_lines + :lines, \
+         reserved_requests = reserved_requests + :requests WHERE root_run_id = :root AND ",
+    );
+    let reserve = bind_ownership(reserve.push(IS_OWNED).push(" RETURNING root_run_id"), run, by);
+    if tx.run(amounts(reserve.bind("root", root), wanted)).await?.is_empty() {
+        return Ok(false);
+    }
+    let hold = Query::new(
+        "INSERT INTO budget_holds (run_id, root_run_id, reserved_tokens, \
+         reserved_micro_usd, reserved_tool_calls, reserved_iterations, reserved_files, \
+         reserved_lines, reserved_requests) VALUES (:run, :root, :tokens, :micro_usd, \
+         :tool_calls, :iterations, :files, :lines, :requests) \
+         ON CONFLICT (run_id, root_run_id) DO UPDATE SET \
+         reserved_tokens = budget_holds.reserved_tokens + excluded.reserved_tokens, \
+         reserved_micro_usd = budget_holds.reserved_micro_usd + excluded.reserved_micro_usd, \
+         reserved_tool_calls = budget_holds.reserved_tool_calls + excluded.reserved_tool_calls, \
+         reserved_iterations = budget_holds.reserved_iterations + excluded.reserved_iterations, \
+         reserved_files = budget_holds.reserved_files + excluded.reserved_files, \
+         reserved_lines = budget_holds.reserved_lines + excluded.reserved_lines, \
+         reserved_requests = budget_holds.reserved_requests + excluded.reserved_requests",
+    );
+    tx.run(amounts(hold.bind("root", root).bind("run", run), wanted)).await?;
+    Ok(true)
 }
 
 /// Binds the parameters of [`IS_OWNED`].
@@ -325,7 +315,7 @@ async fn settle(
     // A run without reservations may have spent something.
     let hold = Query::new(
         "INSERT INTO budget_holds (run_id, root_run_id) SELECT :run, root_run_id FROM budgets \
-         WHERE root_run_id = :root ON CONFLICT (run_id) DO NOTHING",
+         WHERE root_run_id = :root ON CONFLICT (run_id, root_run_id) DO NOTHING",
     );
     tx.run(hold.bind("run", run).bind("root", root)).await?;
     let state = Query::new(
@@ -347,9 +337,10 @@ async fn settle(
          spent_lines = budgets.spent_lines + {greatest}(:lines - h.spent_lines, 0), \
          spent_requests = \
          budgets.spent_requests + {greatest}(:requests - h.spent_requests, 0) \
-         FROM budget_holds h WHERE h.run_id = :run AND budgets.root_run_id = h.root_run_id",
+         FROM budget_holds h WHERE h.run_id = :run AND h.root_run_id = :root \
+         AND budgets.root_run_id = :root",
     );
-    tx.run(amounts(state.bind("run", run), spent)).await?;
+    tx.run(amounts(state.bind("run", run).bind("root", root), spent)).await?;
     let release = Query::new(
         "UPDATE budget_holds SET reserved_tokens = 0, reserved_micro_usd = 0, \
          reserved_tool_calls = 0, reserved_iterations = 0, reserved_files = 0, \
@@ -362,9 +353,9 @@ async fn settle(
          spent_lines = {greatest}(spent_lines, :lines), \
          spent_requests = {greatest}(spent_requests, :requests), \
          ended = CASE WHEN :ended = 1 THEN 1 ELSE ended END \
-         WHERE run_id = :run",
+         WHERE run_id = :run AND root_run_id = :root",
     );
-    let release = release.bind("run", run).bind("ended", i64::from(ended));
+    let release = release.bind("run", run).bind("root", root).bind("ended", i64::from(ended));
     tx.run(amounts(release, spent)).await?;
     Ok(())
 }

@@ -117,6 +117,19 @@ impl Store {
         Ok(readable(&rows).collect())
     }
 
+    /// The newest runs of a session, newest first, with the columns of a list.
+    pub async fn newest_runs_of_session(
+        &self,
+        tenant: &str,
+        session: &str,
+        limit: u32,
+    ) -> Result<Vec<RunRecord>, StoreError> {
+        let filter = RunFilter { session_id: Some(session.to_owned()), ..RunFilter::default() };
+        let query = filtered(&LIST_COLUMNS, tenant, &filter);
+        // Not a list that may be out of date: the session is shown with the runs that it has.
+        self.list_as(Work::Data, query, &RUNS, &Page { limit, after: None }).await
+    }
+
     /// Runs that wait, directly or indirectly, for a child run with one of these statuses; newest first.
     pub async fn runs_above(
         &self,

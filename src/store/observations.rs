@@ -33,13 +33,15 @@ const MAX_WORD: usize = 64;
 /// Bytes of a query that are looked at.
 const MAX_QUERY: usize = 16 * 1024;
 
-/// Words that are too common to search for.
-const STOP_WORDS: [&str; 46] = [
-    "an", "and", "are", "as", "at", "be", "but", "by", "can", "do", "for", "from", "has", "have",
-    "how", "if", "in", "is", "it", "its", "me", "my", "no", "not", "of", "on", "or", "so", "that",
-    "the", "their", "there", "they", "this", "to", "was", "we", "what", "when", "where", "which",
-    "who", "will", "with", "you", "your",
-];
+/// Words that are too common to search for: those that PostgreSQL leaves out, so that both databases find the same.
+const STOP_WORDS: &str = "\
+    about above after again against all am an and any are as at be because been before being \
+    below between both but by can did do does doing don down during each few for from further \
+    had has have having he her here hers herself him himself his how if in into is it its \
+    itself just me more most my myself no nor not now of off on once only or other our ours \
+    ourselves out over own same she should so some such than that the their theirs them \
+    themselves then there these they this those through to too under until up very was we were \
+    what when where which while who whom why will with you your yours yourself yourselves";
 
 /// The name of the tags around private text.
 const PRIVATE: &str = "private";
@@ -221,7 +223,7 @@ pub(super) fn words(text: &str) -> Vec<String> {
     let words =
         text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().nth(1).is_some());
     let words = words.filter(|word| word.len() <= MAX_WORD).map(str::to_lowercase);
-    let words = words.filter(|word| !STOP_WORDS.contains(&word.as_str()));
+    let words = words.filter(|word| !STOP_WORDS.split(' ').any(|common| common == word));
     words.filter(|word| seen.insert(word.clone())).take(MAX_WORDS).collect()
 }
 

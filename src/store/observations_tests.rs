@@ -50,6 +50,7 @@ fn words_are_taken_one_by_one() {
         ("", vec![]),
         ("What is in src/main.rs?", vec!["src", "main", "rs"]),
         ("to be or not to be: be green, be green", vec!["green"]),
+        ("about the herons before those", vec!["herons"]),
         ("\"a b\" | 'x:*' & !(NEAR)", vec!["near"]),
         ("Ölstände 42 \0 日本", vec!["ölstände", "42", "日本"]),
     ] {

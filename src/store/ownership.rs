@@ -10,9 +10,9 @@ use uuid::Uuid;
 use super::audit::add_act;
 use super::backend::Work;
 use super::conflict::retry_conflicts;
-use super::sql::Query;
+use super::sql::{Query, Row};
 use super::tables::{Record, ids};
-use super::{RunRecord, Store, StoreError, Wakeup};
+use super::{Ownership, RunRecord, Store, StoreError, Wakeup};
 use crate::event::{Act, AuditAction};
 
 /// The outcome of a cancel request.
@@ -22,6 +22,9 @@ pub enum CancelOutcome {
     AlreadyEnded(RunRecord),
     /// The run will be cancelled: by its owner if it is running, otherwise by the replica that claims it.
     Requested(RunRecord),
+    /// The same, but its row cannot be read. Unless a replica drives it, it ends when it is cancelled again after its
+    /// row was repaired.
+    Unreadable,
 }
 
 /// How a run goes back to the queue.
@@ -54,14 +57,14 @@ impl Store {
         subject: &str,
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
-        let outcome =
-            match retry_conflicts(|| self.cancel_audited(tenant, run, subject, reason)).await? {
-                Some(run) => CancelOutcome::Requested(run),
-                None => match self.run(tenant, run).await? {
-                    Some(run) => CancelOutcome::AlreadyEnded(run),
-                    None => return Ok(None),
-                },
-            };
+        let asked = retry_conflicts(|| self.cancel_audited(tenant, run, subject, reason)).await?;
+        let outcome = match &asked {
+            Some(row) => requested(run, row),
+            None => match self.run(tenant, run).await? {
+                Some(run) => CancelOutcome::AlreadyEnded(run),
+                None => return Ok(None),
+            },
+        };
         let descendants = Query::new(
             "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
              WHERE parent_run_id = :run AND finished_at IS NULL UNION SELECT child.id FROM tree \
@@ -83,7 +86,7 @@ impl Store {
         run: Uuid,
         subject: &str,
         reason: Option<&str>,
-    ) -> Result<Option<RunRecord>, StoreError> {
+    ) -> Result<Option<Row>, StoreError> {
         let mut tx = self.backend.begin(Work::Control).await?;
         let look = Query::new(
             "SELECT cancel_requested_at IS NULL AS is_first FROM runs \
@@ -108,7 +111,7 @@ impl Store {
         let rows = tx.run(cancel(tenant, run, reason)).await?;
         tx.commit().await?;
         self.backend.hint(Wakeup::Cancel(run)).await;
-        rows.first().map(Record::read).transpose()
+        Ok(rows.into_iter().next())
     }
 
     /// Asks one run to cancel, unless it has ended.
@@ -123,6 +126,17 @@ impl Store {
             self.backend.hint(Wakeup::Cancel(run)).await;
         }
         Ok(())
+    }
+
+    /// Whether this owner was the last one to drive the run, under this epoch, and the run is not queued: then no other
+    /// task drives it.
+    pub async fn is_last_owner(&self, run: Uuid, by: Ownership<'_>) -> Result<bool, StoreError> {
+        let look = Query::new(
+            "SELECT 1 FROM runs WHERE id = :run AND epoch = :epoch AND status <> 'queued' \
+             AND (status <> 'running' OR owner = :owner)",
+        );
+        let look = look.bind("run", run).bind("epoch", by.epoch).bind("owner", by.owner);
+        Ok(!self.backend.read(Work::Control, look).await?.is_empty())
     }
 
     /// Running runs of this owner with a cancel request, with its reason.
@@ -183,6 +197,16 @@ impl Store {
         let rows = self.backend.write(Work::Control, give_back).await?;
         self.backend.hint(Wakeup::Queue).await;
         Ok(!rows.is_empty())
+    }
+}
+
+fn requested(run: Uuid, row: &Row) -> CancelOutcome {
+    match RunRecord::read(row) {
+        Ok(run) => CancelOutcome::Requested(run),
+        Err(error) => {
+            tracing::error!(run_id = %run, %error, "the row of a cancelled run cannot be read");
+            CancelOutcome::Unreadable
+        }
     }
 }
 

@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use tokio::sync::broadcast;
 use uuid::Uuid;
 
 use super::backend::{Backend, Transaction, Work};
-use super::batch::{Batch, Passed};
+use super::batch::{Batch, Passed, Statement};
 use super::sql::{Dialect, Query, Row};
 use super::sqlite::Sqlite;
 use super::tables::Record;
@@ -307,8 +307,12 @@ impl Faulty {
 
     fn changed_batch(&self, mut batch: Batch) -> Batch {
         if self.fault == Some(StoreFault::RunsUnfenced) {
-            for step in batch.fence.iter_mut().filter(|step| step.name == "known") {
-                step.condition = "runs.id = w.id AND runs.finished_at IS NULL";
+            static UNFENCED: OnceLock<Statement> = OnceLock::new();
+            for step in batch.fence.iter_mut().filter(|step| step.statement.name == "known") {
+                step.statement = UNFENCED.get_or_init(|| {
+                    let condition = "runs.id = w.id AND runs.finished_at IS NULL";
+                    Statement { condition, ..step.statement.clone() }
+                });
             }
         }
         batch

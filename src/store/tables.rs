@@ -15,17 +15,20 @@ use crate::run::{Consumption, RunError, RunKind, RunStatus};
 
 /// Columns that are written together.
 pub(super) trait Group: Sized {
+    /// The number of columns.
+    const COUNT: usize;
+
     fn list(columns: &mut Vec<Column>);
     fn append(self, values: &mut Vec<Value>);
 
     fn columns() -> Vec<Column> {
-        let mut columns = Vec::new();
+        let mut columns = Vec::with_capacity(Self::COUNT);
         Self::list(&mut columns);
         columns
     }
 
     fn values(self) -> Vec<Value> {
-        let mut values = Vec::new();
+        let mut values = Vec::with_capacity(Self::COUNT);
         self.append(&mut values);
         values
     }
@@ -146,6 +149,9 @@ macro_rules! table {
         $($field:ident: $type:ty,)* $(..$part:ident: $part_type:ty,)*
     }) => {
         impl Group for $group {
+            const COUNT: usize =
+                <[&str]>::len(&[$(stringify!($field)),*]) $(+ <$part_type>::COUNT)*;
+
             fn list(columns: &mut Vec<Column>) {
                 $(columns.push(Column {
                     name: stringify!($field),

@@ -1,4 +1,5 @@
-//! The consumption of a run's descendants, from their rows, which every write of a run updates.
+//! The ancestors of a run, and the consumption of its descendants, from their rows, which every write of a run
+//! updates.
 //!
 //! The budget of a tree is in [`super::budget`].
 
@@ -42,6 +43,26 @@ impl Store {
         }
     }
 
+    /// The ancestors of a run with the names of their agents, from the root to the parent. No other columns of theirs
+    /// need be readable.
+    pub async fn ancestors(
+        &self,
+        tenant: &str,
+        run: Uuid,
+    ) -> Result<Vec<(Uuid, String)>, StoreError> {
+        let above = Query::new(
+            "WITH RECURSIVE above (id, agent, parent_run_id, distance) AS (\
+             SELECT p.id, p.agent, p.parent_run_id, 1 FROM runs r \
+             JOIN runs p ON p.tenant = :tenant AND p.id = r.parent_run_id WHERE r.id = :run \
+             UNION ALL SELECT p.id, p.agent, p.parent_run_id, above.distance + 1 FROM above \
+             JOIN runs p ON p.tenant = :tenant AND p.id = above.parent_run_id) \
+             SELECT id, agent FROM above ORDER BY distance DESC",
+        );
+        let above = above.bind("tenant", tenant).bind("run", run);
+        let rows = self.backend.read(Work::Data, above).await?;
+        rows.iter().map(|row| Ok((row.read("id")?, row.read("agent")?))).collect()
+    }
+
     /// The child runs of a run that have not ended, newest first.
     pub async fn live_children(&self, tenant: &str, run: Uuid) -> Result<Vec<Uuid>, StoreError> {
         let children = Query::new(
@@ -65,7 +86,7 @@ impl Store {
         Ok(!self.backend.read(Work::Data, waits).await?.is_empty())
     }
 
-    /// The total consumption of a run's descendants.
+    /// The total consumption of a run's descendants. What cannot be read does not count, so that it ends no other run.
     pub async fn descendants(&self, tenant: &str, run: Uuid) -> Result<Descendants, StoreError> {
         let all = Query::new(TREE).push(
             "SELECT r.attempts, r.iterations, r.tool_calls_made, r.consumption, r.input_tokens, \
@@ -82,7 +103,10 @@ impl Store {
 }
 
 fn add(below: &mut Descendants, row: &Row) -> Result<(), StoreError> {
-    let mut consumption: Consumption = row.read("consumption")?;
+    let mut consumption: Consumption = row.read("consumption").unwrap_or_else(|error| {
+        tracing::warn!(%error, "what a child run has consumed cannot be read, and does not count");
+        Consumption::default()
+    });
     below.files_modified += consumption.files();
     consumption.files_modified = BTreeSet::new();
     (consumption.files_unlisted, consumption.files_of_programs) = (0, 0);

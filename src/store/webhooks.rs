@@ -12,12 +12,15 @@ use super::backend::Work;
 use super::conflict::retry_conflicts;
 use super::listing::{DELIVERY_URL, readable};
 use super::outbox::RETRY_PERIOD;
-use super::sql::Query;
+use super::sql::{Query, Row};
 use super::tables::Delivery;
 use super::{Store, StoreError};
 
 /// Failed deliveries of a run that are returned with it.
 const MAX_LISTED: u32 = 100;
+
+/// Why a delivery failed whose row is damaged.
+const UNREADABLE: &str = "its row cannot be read";
 
 /// The status of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
@@ -83,6 +86,7 @@ impl Store {
     }
 
     /// Claims due deliveries of a lane, the longest due first. For the time `hold`, no other replica can claim them.
+    /// Those whose rows cannot be read fail.
     pub async fn claim_deliveries(
         &self,
         lane: &str,
@@ -101,8 +105,30 @@ impl Store {
             claim.push(DELIVERY_URL).bind("lane", lane).bind("limit", limit).bind("hold", hold);
         let rows = self.backend.write(Work::Data, claim).await?;
         let mut claimed: Vec<Delivery> = readable(&rows).collect();
+        if claimed.len() < rows.len() {
+            self.fail_unreadable(&rows, &claimed).await;
+        }
         claimed.sort_by_key(|delivery| (delivery.at, delivery.seq));
         Ok(claimed)
+    }
+
+    /// Marks claimed deliveries whose rows cannot be read as failed: nothing can be sent for them, and they would be
+    /// claimed again and again.
+    async fn fail_unreadable(&self, rows: &[Row], claimed: &[Delivery]) {
+        let key = |row: &Row| Some((row.read::<Uuid>("run_id").ok()?, row.read("seq").ok()?));
+        let mut unreadable: Vec<(Uuid, i64)> = rows.iter().filter_map(key).collect();
+        unreadable.retain(|key| claimed.iter().all(|it| (it.run_id, it.seq) != *key));
+        for (run, seq) in unreadable {
+            let fail = Query::new(
+                "UPDATE webhook_outbox SET status = 'failed', error = :error \
+                 WHERE run_id = :run AND seq = :seq AND status = 'pending'",
+            );
+            let fail = fail.bind("error", UNREADABLE).bind("run", run).bind("seq", seq);
+            match self.backend.write(Work::Data, fail).await {
+                Ok(_) => tracing::error!(run_id = %run, seq, "a delivery failed: {UNREADABLE}"),
+                Err(error) => error.log_retry("a delivery whose row cannot be read is due again"),
+            }
+        }
     }
 
     /// Those of these runs whose receiver has refused further events.

@@ -53,6 +53,11 @@ impl FileLocks {
         Self(Some(Arc::new(Volume { root, has_no_locks: AtomicBool::new(false) })))
     }
 
+    /// Whether replicas share the volume.
+    pub fn are_shared(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Locks these names in directories; waits until no other task holds one of them. Blocks.
     ///
     /// # Errors

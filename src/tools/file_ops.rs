@@ -3,8 +3,8 @@
 //! This file is the tool as the model sees it (description, arguments) and as the gate sees it:
 //! every operation declares which resolved paths it reads and writes, and whether something would
 //! be lost. Execution takes its paths from the permit and never from the arguments, so what was
-//! judged is what is done. The operations themselves are in `file_ops/`; everything that can take
-//! long runs on the blocking pool and stops when the call is cancelled.
+//! judged is what is done. The operations themselves are in `file_ops/`. What can take long runs on a blocking
+//! thread, and stops when the call is cancelled; on a volume that replicas share, all of it, because it may hang.
 
 mod diff;
 mod finding;
@@ -185,26 +185,24 @@ impl Tool for FileOps {
         arguments: &Value,
         context: &ToolContext,
     ) -> Result<Vec<Action>, ToolError> {
-        match Operation::parse(arguments)? {
-            // Moving a directory lists all its entries, writing compares with the existing content, and
-            // `replace_all` counts the occurrences.
-            operation @ (Operation::Move { .. }
-            | Operation::Patch { .. }
-            | Operation::Write { .. }
-            | Operation::Edit { replace_all: Some(true), .. }) => {
-                let _turn = match operation {
-                    Operation::Edit { path, .. } => {
-                        let path = context.workspace.resolve(path)?.path;
-                        let size = writing::size(&context.workspace, &path, writing::MAX_EDITED);
-                        large_contents::turn(size).await
-                    }
-                    _ => None,
-                };
-                let (workspace, arguments) = (context.workspace.clone(), arguments.clone());
-                blocking(move |_| Operation::parse(&arguments)?.actions(&workspace)).await
+        let workspace = context.workspace.clone();
+        let _turn = match Operation::parse(arguments)? {
+            // It counts the occurrences.
+            Operation::Edit { path, replace_all: Some(true), .. } => {
+                let (workspace, path) = (workspace.clone(), path.to_owned());
+                let size = quickly(workspace.is_shared(), move || {
+                    let path = workspace.resolve(&path)?.path;
+                    Ok(writing::size(&workspace, &path, writing::MAX_EDITED))
+                });
+                large_contents::turn(size.await?).await
             }
-            quick => quick.actions(&context.workspace),
-        }
+            // Moving a directory lists all its entries, writing compares with the existing content.
+            Operation::Move { .. } | Operation::Patch { .. } | Operation::Write { .. } => None,
+            quick if !workspace.is_shared() => return quick.actions(&workspace),
+            _ => None,
+        };
+        let arguments = arguments.clone();
+        blocking(move |_| Operation::parse(&arguments)?.actions(&workspace)).await
     }
 
     async fn execute(
@@ -215,7 +213,11 @@ impl Tool for FileOps {
     ) -> Result<String, ToolError> {
         if let Operation::Read { offset, limit, .. } = Operation::parse(&arguments)? {
             let path = path_of(&permit, 0)?;
-            match reading::begin(&context.workspace, path, offset, limit)? {
+            let (workspace, place) = (context.workspace.clone(), path.to_owned());
+            let begun = quickly(workspace.is_shared(), move || {
+                reading::begin(&workspace, &place, offset, limit)
+            });
+            match begun.await? {
                 FirstRead::Text(text) => return Ok(text),
                 FirstRead::Pdf(document) => {
                     let text = pdf::text(document).await;
@@ -227,9 +229,13 @@ impl Tool for FileOps {
             }
         }
         let workspace = context.workspace.clone();
-        let operation = Operation::parse(&arguments)?;
-        let _turn = large_contents::turn(operation.holds(&workspace, &permit)).await;
-        let _place = match operation {
+        let sized = quickly(workspace.is_shared(), move || {
+            let bytes = Operation::parse(&arguments)?.holds(&workspace, &permit);
+            Ok((bytes, workspace, arguments, permit))
+        });
+        let (bytes, workspace, arguments, permit) = sized.await?;
+        let _turn = large_contents::turn(bytes).await;
+        let _place = match Operation::parse(&arguments)? {
             Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
             _ => None,
         };
@@ -448,13 +454,21 @@ fn path_of(permit: &Permit, index: usize) -> Result<&str, ToolError> {
     }
 }
 
-/// Runs on the blocking pool. The work is signalled to stop when the caller is dropped.
+/// Does quick work on files at once, unless they are on a volume that may hang.
+async fn quickly<T: Send + 'static>(
+    may_hang: bool,
+    work: impl FnOnce() -> Result<T, ToolError> + Send + 'static,
+) -> Result<T, ToolError> {
+    if may_hang { blocking(move |_| work()).await } else { work() }
+}
+
+/// Runs on a thread for files. The work is signalled to stop when the caller is dropped.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&CancellationToken) -> Result<T, ToolError> + Send + 'static,
 ) -> Result<T, ToolError> {
     let stop = CancellationToken::new();
     let _stop_when_dropped = stop.clone().drop_guard();
-    match fairness::blocking(move || work(&stop)).await {
+    match fairness::on_files(move || work(&stop)).await {
         Ok(done) => done,
         Err(WorkError { panic: Some(panic) }) => std::panic::resume_unwind(panic),
         Err(WorkError { panic: None }) => Err(stopped()),

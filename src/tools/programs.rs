@@ -17,8 +17,9 @@ use super::sandbox::reach::Before;
 use super::sandbox::tree_cache::Size;
 use super::sandbox::{Job, JobResult, Sandbox, SandboxError};
 use super::{ToolContext, ToolError};
-use crate::bounds::secrets;
 use crate::bounds::text::quoted;
+use crate::bounds::{off_worker, secrets};
+use crate::fairness;
 use crate::governance::Permit;
 use inspection::InspectOnDrop;
 
@@ -45,7 +46,8 @@ pub(super) async fn run(
     let size = before.size;
     job.largest_file = Some(largest_file(context.workspace.bounds()[0], size));
     context.standing.until_valid().await;
-    let missing = Arc::new(redirection_targets::missing(&job, &permit, &context.workspace));
+    let missing = off_worker(|| redirection_targets::missing(&job, &permit, &context.workspace));
+    let missing = Arc::new(missing);
     let (held, inspect_on_drop) =
         InspectOnDrop::after(permit, context, before, Arc::clone(&missing));
     if missing.is_empty() {
@@ -54,9 +56,9 @@ pub(super) async fn run(
         let workspace = context.workspace.clone();
         // If the call ends meanwhile, the sender is dropped after the files were created.
         let making = move || (redirection_targets::create(&missing, &workspace), held);
-        let made = tokio::task::spawn_blocking(making).await;
+        let made = fairness::on_files(making).await;
         let (made, held) =
-            made.map_err(|error| failed(&SandboxError::Io(io::Error::other(error))))?;
+            made.map_err(|error| failed(&SandboxError::Io(io::Error::other(error.to_string()))))?;
         job.reach.grants.splice(0..0, made);
         job.held = Some(held);
     }
@@ -113,7 +115,7 @@ pub fn secrets_among(variables: &[(String, String)]) -> Vec<String> {
 /// workspace.
 async fn there_is_room_aside(context: &ToolContext) -> Result<(), ToolError> {
     let workspace = context.workspace.clone();
-    let looked = tokio::task::spawn_blocking(move || workspace.quarantine_is_full()).await;
+    let looked = fairness::on_files(move || workspace.quarantine_is_full()).await;
     if !looked.unwrap_or(true) {
         return Ok(());
     }

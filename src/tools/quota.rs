@@ -4,13 +4,15 @@
 //! made through the service. Programs change files as well, so it is measured again when the figure is
 //! old, and before a change is refused because of it. If other replicas write to the same volume, a
 //! figure older than a second is trusted only for a small share of the remaining room. Nested workspaces
-//! are measured separately.
+//! are measured separately. A measurement may miss the files of changes in progress, so it adds what these
+//! were admitted for.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cap_std::fs::{Dir, MetadataExt};
@@ -112,6 +114,29 @@ struct Used {
     files: u64,
 }
 
+impl Used {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            files: self.files.saturating_add(other.files),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            files: self.files.saturating_sub(other.files),
+        }
+    }
+}
+
+/// Device and inode of a workspace's directory.
+type Key = (u64, u64);
+
+fn key_of(root: &Dir) -> io::Result<Key> {
+    root.dir_metadata().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Figure {
     used: Used,
@@ -119,8 +144,55 @@ struct Figure {
     at: Instant,
     /// How long it took to measure.
     took: Duration,
-    /// Whether nothing was added since it was measured.
+    /// Whether nothing was added since its measurement began.
     is_exact: bool,
+}
+
+/// What changes were admitted for in a workspace, as long as some of them, or measurements, are in progress.
+#[derive(Debug, Default)]
+struct Changes {
+    in_progress: usize,
+    begun: Used,
+    ended: Used,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    figures: HashMap<Key, Figure>,
+    changes: HashMap<Key, Changes>,
+}
+
+impl Known {
+    /// Begins a change, or a measurement; returns what all changes that have ended were admitted for.
+    fn begin(&mut self, key: Key, added: Used) -> Used {
+        let changes = self.changes.entry(key).or_default();
+        changes.in_progress += 1;
+        changes.begun = changes.begun.plus(added);
+        changes.ended
+    }
+
+    fn end(&mut self, key: Key, added: Used) {
+        let Some(changes) = self.changes.get_mut(&key) else { return };
+        changes.in_progress -= 1;
+        changes.ended = changes.ended.plus(added);
+        if changes.in_progress == 0 {
+            self.changes.remove(&key);
+        }
+    }
+}
+
+/// A change that was admitted, until it is dropped: its files are in their places then, or it has failed.
+#[derive(Debug)]
+pub struct Admitted {
+    quota: Arc<Quota>,
+    key: Key,
+    added: Used,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.quota.known.lock().end(self.key, self.added);
+    }
 }
 
 /// The bounds, and what is known of each workspace.
@@ -129,8 +201,7 @@ pub struct Quota {
     limits: QuotaLimits,
     /// Whether other replicas write to the same directories.
     is_shared: bool,
-    /// By device and inode of the directory.
-    figures: Mutex<HashMap<(u64, u64), Figure>>,
+    known: Mutex<Known>,
 }
 
 impl Quota {
@@ -152,21 +223,37 @@ impl Quota {
         [self.limits.bytes, self.limits.files]
     }
 
-    /// Counts changes if there is room for all of them. May walk the workspace, so it belongs on
-    /// the blocking pool.
+    /// Counts changes if there is room for all of them. `None` if the directory cannot be inspected, and so not
+    /// written either. May walk the workspace, so it belongs on the blocking pool.
     ///
     /// # Errors
     /// [`OverQuota`]; a change that makes nothing larger is never refused.
     pub fn admit(
-        &self,
+        self: &Arc<Self>,
         root: &Dir,
         growths: impl IntoIterator<Item = Growth>,
-    ) -> Result<(), OverQuota> {
+    ) -> Result<Option<Admitted>, OverQuota> {
         let change = self.together(growths)?;
-        // A directory that cannot be inspected cannot be written either.
-        let Ok(metadata) = root.dir_metadata() else { return Ok(()) };
-        let key = (metadata.dev(), metadata.ino());
-        let known = self.figures.lock().get(&key).copied();
+        let Ok(key) = key_of(root) else { return Ok(None) };
+        self.measure_if_needed(key, root, change);
+        let Growth { before, after, adds } = change;
+        let mut known = self.known.lock();
+        if let Some(figure) = known.figures.get_mut(&key) {
+            if let Some(over) = self.over(figure.used, change) {
+                return Err(over);
+            }
+            figure.used.bytes = figure.used.bytes.saturating_sub(before).saturating_add(after);
+            figure.used.files = figure.used.files.saturating_add(adds);
+            figure.is_exact &= adds == 0;
+        }
+        let added = Used { bytes: after.saturating_sub(before), files: adds };
+        known.begin(key, added);
+        Ok(Some(Admitted { quota: Arc::clone(self), key, added }))
+    }
+
+    /// Measures a workspace unless its figure is good enough to judge a change.
+    fn measure_if_needed(&self, key: Key, root: &Dir, change: Growth) {
+        let known = self.known.lock().figures.get(&key).copied();
         let known = known.filter(|figure| figure.at.elapsed() < FRESH);
         let is_enough = known.is_some_and(|figure| match self.over(figure.used, change) {
             Some(_) => !self.is_shared && figure.is_exact && figure.at.elapsed() < NEW,
@@ -175,16 +262,6 @@ impl Quota {
         if !is_enough {
             self.measure(key, root);
         }
-        let mut figures = self.figures.lock();
-        let Some(figure) = figures.get_mut(&key) else { return Ok(()) };
-        if let Some(over) = self.over(figure.used, change) {
-            return Err(over);
-        }
-        let Growth { before, after, adds } = change;
-        figure.used.bytes = figure.used.bytes.saturating_sub(before).saturating_add(after);
-        figure.used.files = figure.used.files.saturating_add(adds);
-        figure.is_exact &= adds == 0;
-        Ok(())
     }
 
     /// Whether there is room for changes, without counting them; none is there where the workspace is
@@ -198,9 +275,11 @@ impl Quota {
         growths: impl IntoIterator<Item = Growth>,
     ) -> Result<(), OverQuota> {
         let change = self.together(growths)?;
-        let [bytes, files] = self.bounds();
-        let most = Used { bytes, files };
-        let used = root.map(|root| measured(root, most)).unwrap_or_default();
+        let mut used = Used::default();
+        if let Some((root, key)) = root.and_then(|root| Some((root, key_of(root).ok()?))) {
+            self.measure_if_needed(key, root, change);
+            used = self.known.lock().figures.get(&key).map_or(used, |figure| figure.used);
+        }
         self.over(used, change).map_or(Ok(()), Err)
     }
 
@@ -213,17 +292,16 @@ impl Quota {
 
     /// The same by a figure that may be a minute old.
     pub fn known_excess(&self, root: &Dir) -> Option<OverQuota> {
-        let metadata = root.dir_metadata().ok()?;
-        let key = (metadata.dev(), metadata.ino());
-        let known = self.figures.lock().get(&key).copied();
+        let key = key_of(root).ok()?;
+        let known = self.known.lock().figures.get(&key).copied();
         let known = known.filter(|figure| figure.at.elapsed() < FRESH);
         self.exceeded(known.unwrap_or_else(|| self.measure(key, root)).used)
     }
 
     /// Discards the figure of a workspace.
     pub fn forget(&self, root: &Dir) {
-        if let Ok(metadata) = root.dir_metadata() {
-            self.figures.lock().remove(&(metadata.dev(), metadata.ino()));
+        if let Ok(key) = key_of(root) {
+            self.known.lock().figures.remove(&key);
         }
     }
 
@@ -244,17 +322,22 @@ impl Quota {
         age < took || is_small && age < (took * PAUSE).clamp(NEW, FRESH)
     }
 
-    fn measure(&self, key: (u64, u64), root: &Dir) -> Figure {
+    fn measure(&self, key: Key, root: &Dir) -> Figure {
         let most = Used { bytes: u64::MAX, files: self.limits.files };
+        let ended = self.known.lock().begin(key, Used::default());
         let since = Instant::now();
         let measured = measured(root, most);
         let (at, took) = (Instant::now(), since.elapsed());
-        let figure = Figure { used: measured, measured, at, took, is_exact: true };
-        let mut figures = self.figures.lock();
-        if figures.len() >= KEPT {
-            figures.clear();
+        let mut known = self.known.lock();
+        let begun = known.changes.get(&key).map_or(ended, |changes| changes.begun);
+        let missed = begun.minus(ended);
+        let is_exact = missed.bytes == 0 && missed.files == 0;
+        let figure = Figure { used: measured.plus(missed), measured, at, took, is_exact };
+        if known.figures.len() >= KEPT {
+            known.figures.clear();
         }
-        figures.insert(key, figure);
+        known.figures.insert(key, figure);
+        known.end(key, Used::default());
         figure
     }
 
@@ -268,8 +351,8 @@ impl Quota {
 
     /// Subtracts a deleted file.
     pub fn freed(&self, root: &Dir, bytes: u64) {
-        let Ok(metadata) = root.dir_metadata() else { return };
-        if let Some(figure) = self.figures.lock().get_mut(&(metadata.dev(), metadata.ino())) {
+        let Ok(key) = key_of(root) else { return };
+        if let Some(figure) = self.known.lock().figures.get_mut(&key) {
             figure.used.bytes = figure.used.bytes.saturating_sub(bytes);
             figure.used.files = figure.used.files.saturating_sub(1);
         }
@@ -335,8 +418,6 @@ fn measured(root: &Dir, most: Used) -> Used {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::tools::Workspace;
 
@@ -350,24 +431,41 @@ mod tests {
         Growth::of_file(None, bytes)
     }
 
+    /// A change that is made at once.
+    fn admit(workspace: &Workspace, growth: Growth) -> Result<(), OverQuota> {
+        workspace.admit(growth).map(drop)
+    }
+
     #[test]
     fn what_is_there_and_what_is_added_count() {
         let (root, workspace) = workspace(QuotaLimits { max_file: 50, bytes: 100, files: 5 });
         std::fs::create_dir(root.path().join("t/d")).unwrap();
         std::fs::write(root.path().join("t/d/there"), [0; 60]).unwrap();
         std::os::unix::fs::symlink("/", root.path().join("t/link")).unwrap();
-        assert_eq!(workspace.admit(new(51)), Err(OverQuota::File(51, 50)));
-        assert_eq!(workspace.admit(new(41)), Err(OverQuota::Bytes(101, 100)));
-        assert_eq!(workspace.admit_all([new(21), new(20)]), Err(OverQuota::Bytes(101, 100)));
-        assert_eq!(workspace.admit(new(30)), Ok(()));
+        assert_eq!(admit(&workspace, new(51)), Err(OverQuota::File(51, 50)));
+        assert_eq!(admit(&workspace, new(41)), Err(OverQuota::Bytes(101, 100)));
+        let both = workspace.admit_all([new(21), new(20)]).map(drop);
+        assert_eq!(both, Err(OverQuota::Bytes(101, 100)));
+        assert_eq!(admit(&workspace, new(30)), Ok(()));
         std::fs::write(root.path().join("t/new"), [0; 30]).unwrap();
-        assert_eq!(workspace.admit(new(11)), Err(OverQuota::Bytes(101, 100)));
-        assert_eq!(workspace.admit(Growth::of_file(None, 0)), Ok(()), "the fifth");
+        assert_eq!(admit(&workspace, new(11)), Err(OverQuota::Bytes(101, 100)));
+        assert_eq!(admit(&workspace, Growth::of_file(None, 0)), Ok(()), "the fifth");
         std::fs::write(root.path().join("t/d/e"), "").unwrap();
-        assert_eq!(workspace.admit(new(0)), Err(OverQuota::Files(6, 5)));
-        assert_eq!(workspace.admit(Growth::of_file(Some(60), 55)), Ok(()), "it becomes smaller");
+        assert_eq!(admit(&workspace, new(0)), Err(OverQuota::Files(6, 5)));
+        assert_eq!(admit(&workspace, Growth::of_file(Some(60), 55)), Ok(()), "it becomes smaller");
         workspace.freed(55);
-        assert_eq!(workspace.admit(new(50)), Ok(()));
+        assert_eq!(admit(&workspace, new(50)), Ok(()));
+    }
+
+    #[test]
+    fn a_measurement_counts_files_that_are_still_being_written() {
+        let (_root, workspace) = workspace(QuotaLimits { max_file: 90, bytes: 100, files: 2 });
+        let first = workspace.admit(new(60)).unwrap();
+        assert_eq!(admit(&workspace, new(60)), Err(OverQuota::Bytes(120, 100)));
+        let second = workspace.admit(new(0)).unwrap();
+        assert_eq!(admit(&workspace, new(0)), Err(OverQuota::Files(3, 2)));
+        drop((first, second));
+        assert_eq!(admit(&workspace, new(60)), Ok(()), "both have failed");
     }
 
     #[test]
@@ -382,7 +480,7 @@ mod tests {
             let replicas = [replica(), replica(), replica()];
             let mut admitted = 0;
             for (number, replica) in replicas.iter().cycle().take(60).enumerate() {
-                if replica.admit(new(bytes)).is_ok() {
+                if admit(replica, new(bytes)).is_ok() {
                     admitted += 1;
                     let path = root.path().join(format!("t/{number}"));
                     std::fs::write(path, vec![0; usize::try_from(bytes).unwrap()]).unwrap();
@@ -391,12 +489,12 @@ mod tests {
             // A figure counts for as long as it took to measure, which may be long on a busy machine.
             assert!((most..2 * most).contains(&admitted), "{admitted} of {most}");
             // A deletion makes room for all at once.
-            let full = replicas.iter().filter(|replica| replica.admit(new(bytes)).is_err());
+            let full = replicas.iter().filter(|replica| admit(replica, new(bytes)).is_err());
             assert_eq!(full.count(), replicas.len());
             for entry in std::fs::read_dir(root.path().join("t")).unwrap() {
                 std::fs::remove_file(entry.unwrap().path()).unwrap();
             }
-            assert!(replicas.iter().all(|replica| replica.admit(new(bytes)).is_ok()));
+            assert!(replicas.iter().all(|replica| admit(replica, new(bytes)).is_ok()));
         }
     }
 
@@ -408,7 +506,7 @@ mod tests {
         }
         let most = Used { bytes: u64::MAX, files: 10 };
         assert_eq!(measured(&workspace.root(), most).files, 11);
-        assert_eq!(workspace.admit(new(1)), Err(OverQuota::Files(12, 10)));
-        assert_eq!(workspace.admit(Growth::of_file(Some(1), 2)), Ok(()), "a file that is there");
+        assert_eq!(admit(&workspace, new(1)), Err(OverQuota::Files(12, 10)));
+        assert_eq!(admit(&workspace, Growth::of_file(Some(1), 2)), Ok(()), "a file that is there");
     }
 }

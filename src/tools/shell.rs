@@ -22,6 +22,7 @@ use super::sandbox::{Job, JobResult, Sandbox, shortened};
 use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo, programs};
 use crate::bounds::secrets::without_known_secrets;
 use crate::event::NetworkUse;
+use crate::fairness;
 use crate::governance::{Action, ActionKind, CommandRules, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Effect, SandboxLevel};
@@ -101,7 +102,7 @@ impl Shell {
         let (workspace, rules) = (context.workspace.clone(), Arc::clone(&self.rules));
         let path = self.sandbox.settings().path.clone();
         let prepare = move || preparation::prepare(&line, &workspace, &path, &rules);
-        let prepared = tokio::task::spawn_blocking(prepare).await;
+        let prepared = fairness::on_files(prepare).await;
         prepared.map_err(|_| ToolError::ForModel("the command line cannot be read".into()))?
     }
 }
@@ -151,7 +152,7 @@ impl Tool for Shell {
         let (root, rules) = (context.workspace.root(), permit.clone());
         let way_out = leads_out.then(|| self.proxy.way_out(&permit, context));
         let environment = if leads_out { self.proxy.variables(&permit) } else { Vec::new() };
-        let reached = tokio::task::spawn_blocking(move || {
+        let reached = fairness::on_files(move || {
             let (mut reach, before) =
                 reach::workspace(&permit, &root, writes, runs_others, has_mounts)?;
             let startable =

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::own_writes;
 use super::staged_bytes::{HeldBytes, TooManyStaged};
+use crate::bounds::off_worker;
 
 /// How the names of such files begin.
 const PREFIX: &str = ".toolloop-";
@@ -169,8 +170,8 @@ impl StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        // Gone already where it is in its place.
-        let _ = self.dir.remove_file(&self.name);
+        // Gone already where it is in its place. The volume may hang.
+        let _ = off_worker(|| self.dir.remove_file(&self.name));
     }
 }
 
@@ -197,14 +198,20 @@ pub fn rename_without_loss(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -
     }
 }
 
-/// The same for files on file systems without that step, e.g. NFS: a second name is never an
-/// existing one.
+/// The same on file systems without that step, e.g. NFS. The second name of a file is never an existing one. A
+/// directory can have no second name; the rename of one replaces an empty directory at most.
 pub(super) fn link_and_unlink(
     from_dir: &Dir,
     from: &str,
     to_dir: &Dir,
     to: &str,
 ) -> io::Result<()> {
+    if from_dir.symlink_metadata(from)?.is_dir() {
+        if to_dir.symlink_metadata(to).is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        return from_dir.rename(from, to_dir, to);
+    }
     from_dir.hard_link(from, to_dir, to)?;
     from_dir.remove_file(from)
 }

@@ -10,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use cap_fs_ext::DirExt as _;
 use cap_std::fs::{Dir, File, Metadata, MetadataExt as _};
 use parking_lot::Mutex;
 
@@ -19,7 +20,7 @@ use super::file_store::NotStored;
 use super::quota::{Growth, OverQuota};
 use super::staged_file::StagedFile;
 use super::workspace::{
-    DestinationPath, Kind, ParentDirectories, ParentDirectory, directories_of, is_absent,
+    DestinationPath, Kind, MAX_PATH, ParentDirectories, ParentDirectory, directories_of, is_absent,
 };
 use super::{Workspace, own_writes};
 
@@ -218,7 +219,8 @@ impl StoredFiles {
         let grown = pairs().map(|(file, before)| {
             Growth::of_file(before.as_ref().map(|(metadata, _)| metadata.len()), file.size)
         });
-        workspace.admit_all(grown.chain([Growth::of_directories(directories.len())]))?;
+        let grown = grown.chain([Growth::of_directories(directories.len())]);
+        let _room = workspace.admit_all(grown)?;
         let mut places = ParentDirectories::default();
         for destination in destinations {
             let path = destination.path();
@@ -269,6 +271,26 @@ impl StoredFiles {
         }
         growths.push(Growth::of_directories(missing.len()));
         Ok(workspace.has_room(growths)?)
+    }
+
+    /// Whether a file at a resolved path could be put with this size, or deleted if that is `None`.
+    ///
+    /// # Errors
+    /// [`ChangeError`], why not.
+    pub fn could_change(
+        &self,
+        workspace: &Workspace,
+        path: &str,
+        size: Option<u64>,
+        condition: Option<&Condition>,
+    ) -> Result<(), ChangeError> {
+        let before = current(workspace, path)?;
+        if before.is_none() && size.is_none() {
+            return Err(ChangeError::NotFound);
+        }
+        self.check(before.as_ref(), condition)?;
+        let put = size.map(|size| (path.to_owned(), size));
+        put.map_or(Ok(()), |put| Self::could_place(workspace, &[put]))
     }
 
     /// Deletes a file, and the directories above it that are empty then; what was deleted.
@@ -333,10 +355,17 @@ impl StoredFiles {
 /// The paths of files that begin with a prefix; an error if more than the maximum of entries is inspected.
 fn paths(workspace: &Workspace, prefix: &str, most: usize) -> Result<Vec<String>, ListError> {
     let mut paths = Vec::new();
-    let mut open = vec![(workspace.root(), String::new())];
+    // A directory is opened when its turn comes, so that few are open at the same time.
+    let mut waiting: Vec<(Arc<Dir>, Option<String>, String)> =
+        vec![(workspace.root(), None, String::new())];
     let mut walked = 0;
-    while let Some((dir, above)) = open.pop() {
+    while let Some((parent, name, above)) = waiting.pop() {
+        let opened = match name {
+            Some(name) => parent.open_dir_nofollow(name).map(Arc::new),
+            None => Ok(parent),
+        };
         // Files that disappear in the meantime are not listed.
+        let Ok(dir) = opened else { continue };
         let Ok(entries) = dir.entries() else { continue };
         for entry in entries.filter_map(io::Result::ok) {
             walked += 1;
@@ -347,9 +376,9 @@ fn paths(workspace: &Workspace, prefix: &str, most: usize) -> Result<Vec<String>
             let Ok(name) = entry.file_name().into_string() else { continue };
             let path = format!("{above}{name}");
             let Ok(kind) = entry.file_type() else { continue };
-            if kind.is_dir() && leads_to(&path, prefix) {
-                if let Ok(below) = entry.open_dir() {
-                    open.push((Arc::new(below), format!("{path}/")));
+            if kind.is_dir() {
+                if path.len() < MAX_PATH && leads_to(&path, prefix) {
+                    waiting.push((Arc::clone(&dir), Some(name), format!("{path}/")));
                 }
             } else if kind.is_file() && path.starts_with(prefix) && !StagedFile::is_name(&name) {
                 paths.push(path);

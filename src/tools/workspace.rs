@@ -25,7 +25,7 @@ use uuid::Uuid;
 use super::file_locks::{FileLock, FileLocks};
 use super::file_store::{ChangeInProgress, ChangedPaths, FileStore, NotStored};
 use super::quarantine::Quarantine;
-use super::quota::{Growth, OverQuota, Quota};
+use super::quota::{Admitted, Growth, OverQuota, Quota};
 pub use bin::Aside;
 pub use destination_path::{DestinationPath, ParentDirectories, ParentDirectory, directories_of};
 
@@ -193,6 +193,11 @@ impl Workspace {
         Self { locks: locks.clone(), ..self }
     }
 
+    /// Whether it is on a volume that replicas share. The volume may hang.
+    pub fn is_shared(&self) -> bool {
+        self.locks.are_shared()
+    }
+
     /// Locks these names in its directories; waits until no other task holds one of them. Blocks.
     ///
     /// # Errors
@@ -257,11 +262,12 @@ impl Workspace {
         }
     }
 
-    /// Counts what a change adds, if there is room for it. May walk the workspace.
+    /// Counts what a change adds, if there is room for it. May walk the workspace. What is returned is to be held
+    /// until the change is made.
     ///
     /// # Errors
     /// [`OverQuota`].
-    pub fn admit(&self, growth: Growth) -> Result<(), OverQuota> {
+    pub fn admit(&self, growth: Growth) -> Result<Option<Admitted>, OverQuota> {
         self.admit_all([growth])
     }
 
@@ -269,7 +275,10 @@ impl Workspace {
     ///
     /// # Errors
     /// [`OverQuota`].
-    pub fn admit_all(&self, growths: impl IntoIterator<Item = Growth>) -> Result<(), OverQuota> {
+    pub fn admit_all(
+        &self,
+        growths: impl IntoIterator<Item = Growth>,
+    ) -> Result<Option<Admitted>, OverQuota> {
         self.quota.admit(&self.root, growths)
     }
 

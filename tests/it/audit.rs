@@ -58,7 +58,7 @@ pub(crate) async fn close(service: &Service, key: Option<[u8; 32]>) {
     store.close().await;
 }
 
-async fn execute(service: &Service, sql: &str) {
+pub(crate) async fn execute(service: &Service, sql: &str) {
     let sql = sqlx::raw_sql(AssertSqlSafe(sql));
     let url = &service.database_url;
     if url.starts_with("sqlite") {

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::approvals::paths;
-use crate::browser::{Site, agent, scenario, signal_browsers};
+use crate::browser::{PATIENT, Site, agent, scenario, signal_browsers};
 use crate::chromium;
 use crate::service::{Db, Setup};
 
@@ -28,7 +28,7 @@ async fn a_page_that_does_not_open_holds_up_no_other_run() {
         .scenario("has-a-page", &json!({"steps": turns}).to_string())
         .agent("surfer", &agent(&site.governance()))
         .scenario("surfer", &scenario(&[open]))
-        .config("[tools.browser]\ntimeout = \"1m\"")
+        .config(PATIENT)
         .start(Db::Sqlite)
         .await;
     let run = service.enqueue("has-a-page").await;

@@ -27,7 +27,7 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use crate::installing;
 
 /// How long something that must happen may take.
-const PATIENCE: Duration = Duration::from_mins(2);
+const PATIENCE: Duration = Duration::from_mins(4);
 
 /// What an observer of a page is told of.
 const ALL_CHANGES: &str = "{subtree: true, childList: true, attributes: true, characterData: true}";
@@ -155,10 +155,16 @@ impl Chromium {
         let hash = json!(format!("#/{}", page.trim_start_matches('/')));
         self.eval(&format!(
             "new Promise((resolve) => {{
-                const before = location.hash;
-                window.addEventListener('hashchange', () => resolve(), {{once: true}});
+                const before = location.href;
                 location.hash = {hash};
-                if (location.hash === before) resolve();
+                if (location.href === before) return resolve();
+                // An earlier change may not have been told yet.
+                const look = (event) => {{
+                    if (event.newURL !== location.href) return;
+                    window.removeEventListener('hashchange', look);
+                    resolve();
+                }};
+                window.addEventListener('hashchange', look);
             }})"
         ))
         .await;
@@ -179,6 +185,30 @@ impl Chromium {
     /// Waits until an expression is true, looking again whenever the page has changed, and now and then
     /// for what is no change of the page: the focus, what is scrolled, time.
     pub(crate) async fn until(&self, expression: &str) {
+        if !self.becomes_true(expression).await {
+            self.picture("waited-in-vain").await;
+            panic!("{expression}\nnever became true on this page:\n{}", self.text().await);
+        }
+    }
+
+    /// Waits until an expression, which is no promise, has a value: what is drawn in steps or anew may have
+    /// it later.
+    pub(crate) async fn until_eq(&self, expression: &str, value: impl Into<Value>) {
+        let value = value.into();
+        let equal = format!("JSON.stringify(({expression}) ?? null) === JSON.stringify({value})");
+        if !self.becomes_true(&equal).await {
+            self.picture("waited-in-vain").await;
+            let last = format!(
+                "(() => {{ try {{ return ({expression}); }} catch (error) {{ return String(error); }} }})()"
+            );
+            let last = self.eval(&last).await;
+            let text = self.text().await;
+            panic!("{expression}\nis {last} and never became {value} on this page:\n{text}");
+        }
+    }
+
+    /// Whether an expression becomes true in time.
+    async fn becomes_true(&self, expression: &str) -> bool {
         let millis = PATIENCE.as_millis() / 2;
         let met = self
             .eval(&format!(
@@ -199,10 +229,7 @@ impl Chromium {
                 }})"
             ))
             .await;
-        if met != true {
-            self.picture("waited-in-vain").await;
-            panic!("{expression}\nnever became true on this page:\n{}", self.text().await);
-        }
+        met == true
     }
 
     /// From now on it is noticed if an expression is true, however briefly. One at a time.
@@ -240,6 +267,7 @@ impl Chromium {
         let selector = json!(selector);
         let place = format!(
             "(() => {{ const element = {find};
+                if (!element) return null;
                 element.scrollIntoView({{block: 'center', behavior: 'instant'}});
                 window.hasMissed = true;
                 // A page that is live may have made the element anew meanwhile.
@@ -248,9 +276,12 @@ impl Chromium {
                 const box = element.getBoundingClientRect();
                 return {{x: box.x + box.width / 2, y: box.y + box.height / 2}}; }})()"
         );
-        for _ in 0..5 {
-            self.until(&find).await;
+        for _ in 0..20 {
+            self.until(&format!("{find}?.checkVisibility()")).await;
             let place = self.eval(&place).await;
+            if place.is_null() {
+                continue;
+            }
             for kind in ["mousePressed", "mouseReleased"] {
                 let event = json!({"type": kind, "x": place["x"], "y": place["y"], "button": "left", "clickCount": 1});
                 self.call("Input.dispatchMouseEvent", event).await;
@@ -288,8 +319,10 @@ impl Chromium {
         self.call("Input.dispatchKeyEvent", event).await;
     }
 
-    /// Presses Tab until the focus is on an element.
+    /// Presses Tab until the focus is on an element, once that is shown.
     pub(crate) async fn tab_to(&self, selector: &str) {
+        self.until(&format!("document.querySelector({})?.checkVisibility()", json!(selector)))
+            .await;
         for _ in 0..60 {
             if self.eval(&format!("document.activeElement.matches({})", json!(selector))).await
                 == true

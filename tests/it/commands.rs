@@ -123,10 +123,10 @@ async fn auth_none_requires_loopback() {
 async fn banner(dir: &Path) -> String {
     let mut serving = command(dir).args(["serve", "--listen", "127.0.0.1:0"]).spawn().unwrap();
     let mut lines = BufReader::new(serving.stdout.take().unwrap()).lines();
-    let (mut banner, mut patience) = (String::new(), Duration::from_secs(30));
+    let (mut banner, mut patience) = (String::new(), Duration::from_mins(2));
     while let Ok(Ok(Some(line))) = tokio::time::timeout(patience, lines.next_line()).await {
         banner.extend([&*line, "\n"]);
-        patience = Duration::from_millis(500);
+        patience = Duration::from_secs(5);
     }
     serving.kill().await.unwrap();
     banner

@@ -88,6 +88,13 @@ fn id(run: &Value) -> &str {
     run["run_id"].as_str().unwrap()
 }
 
+/// How many answers the page has had from addresses that end so.
+fn loads(end: &str) -> String {
+    format!(
+        "performance.getEntriesByType('resource').filter((e) => e.name.endsWith('{end}')).length"
+    )
+}
+
 #[tokio::test]
 async fn a_person_signs_in_and_finds_runs() {
     let service = setup().start(Db::Sqlite).await;
@@ -108,10 +115,8 @@ async fn a_person_signs_in_and_finds_runs() {
     browser.write(ADMIN_KEY).await;
     browser.press("Enter").await;
     browser.until("document.querySelectorAll('[data-run]').length === 3").await;
-    assert_eq!(
-        browser.eval("[...document.querySelectorAll('td .status')].map((s) => s.innerText)").await,
-        json!(["completed", "failed", "completed"])
-    );
+    let statuses = "[...document.querySelectorAll('td .status')].map((s) => s.innerText)";
+    browser.until_eq(statuses, json!(["completed", "failed", "completed"])).await;
     browser.screenshot("runs").await;
 
     // What happens is seen without a look of one's own; where there is more than a page, pages
@@ -296,10 +301,7 @@ steps:
     browser.screenshot("run-approval").await;
     browser.click(&format!("{form} input")).await;
     browser.write("not today").await;
-    let looks = format!(
-        "performance.getEntriesByType('resource').filter((e) => e.name.endsWith('{}')).length",
-        id(&parked)
-    );
+    let looks = loads(id(&parked));
     let before = browser.eval(&looks).await;
     browser.until(&format!("{looks} >= {before} + 2")).await; // the run is looked at again every second
     assert_eq!(
@@ -307,9 +309,9 @@ steps:
         "not today"
     );
     browser.press("Tab").await;
-    assert_eq!(browser.eval("document.activeElement.innerText").await, "Approve");
+    browser.until_eq("document.activeElement.innerText", "Approve").await;
     browser.press("Tab").await;
-    assert_eq!(browser.eval("document.activeElement.innerText").await, "Deny");
+    browser.until_eq("document.activeElement.innerText", "Deny").await;
     browser.press("Enter").await;
     browser.until("document.querySelector('.title .status')?.innerText === 'completed'").await;
     let run = service.get(&format!("/v1/runs/{}", id(&parked))).await.body;
@@ -324,6 +326,11 @@ steps:
     browser.write(&reader).await;
     browser.press("Enter").await;
     browser.until("document.querySelector('[aria-label=\"Waiting for\"]')?.innerText.includes('notes.txt')").await;
+    // The page has been told that this key may not decide, and has been drawn since.
+    browser.until(&format!("{} > 0", loads("approvals?limit=1"))).await;
+    let looks = loads(id(&parked));
+    let before = browser.eval(&looks).await;
+    browser.until(&format!("{looks} > {before}")).await;
     assert_eq!(browser.eval(&format!("document.querySelector('{form}').hidden")).await, true);
     browser.close(&service.url("/")).await;
 }
@@ -351,18 +358,18 @@ async fn a_run_is_started_from_the_form_and_followed_live() {
         )
         .await;
     let said = "document.querySelector('#field-inputs-path-error').innerText";
-    assert_eq!(browser.eval(said).await, "\"path\" is a required property");
+    browser.until_eq(said, "\"path\" is a required property").await;
     browser.click(&field("path")).await;
     browser.write("x").await;
     // A text may have lines; a field of one line sends the form.
     browser.press("Enter").await;
     let path = "document.querySelector('#field-inputs-path').value";
-    assert_eq!(browser.eval(path).await, "x\n");
+    browser.until_eq(path, "x\n").await;
     browser.eval(&format!("{path} = 'x'")).await;
     browser.click(&field("weight")).await;
     browser.press("Enter").await;
     browser.until(&format!("{said}.includes('shorter')")).await;
-    assert_eq!(browser.eval("document.activeElement.id").await, "field-inputs-path");
+    browser.until_eq("document.activeElement.id", "field-inputs-path").await;
     browser.screenshot("invoke-refused").await;
     browser.click(&field("more")).await;
     browser.write("[1,").await;
@@ -391,7 +398,7 @@ async fn a_run_is_started_from_the_form_and_followed_live() {
     // The page of the run shows what happens while it happens, and then the end.
     browser.until("location.hash.startsWith('#/runs/') && document.querySelector('.call')").await;
     browser.until("document.querySelector('.call').innerText.includes('succeeded')").await;
-    assert_eq!(browser.eval("document.querySelector('.title .status').innerText").await, "running");
+    browser.until_eq("document.querySelector('.title .status').innerText", "running").await;
     browser.screenshot("run-live").await;
     answers.send(true).unwrap();
     browser.until("document.querySelector('.end.completed')").await;
@@ -410,7 +417,7 @@ async fn a_run_is_started_from_the_form_and_followed_live() {
     browser.until("document.querySelector('fieldset:disabled')").await;
     browser.click("button.main").await;
     browser.until("location.hash.startsWith('#/runs/') && document.querySelector('.end')").await;
-    assert!(browser.text().await.contains("single"));
+    browser.until_text("single").await;
     browser.close(&service.url("/")).await;
 }
 
@@ -420,27 +427,21 @@ async fn every_action_works_with_the_keyboard() {
     service.run("hopeless", &json!({})).await;
     let browser = signed_in(&service, "#/runs").await;
     browser.until("document.querySelector('[data-run]')").await;
-    assert_eq!(browser.eval("document.activeElement.tagName").await, "H1");
+    browser.until_eq("document.activeElement.tagName", "H1").await;
 
     browser.press("/").await;
-    assert_eq!(
-        browser.eval("document.activeElement.name + document.activeElement.value").await,
-        "q"
-    );
+    browser.until_eq("document.activeElement.name + document.activeElement.value", "q").await;
     browser.write("nobody").await;
     browser.press("Enter").await;
     browser.until_text("No runs match.").await;
     browser.until("document.querySelector('#announcer').textContent === '0 runs'").await;
     browser.press("Escape").await;
-    assert_eq!(browser.eval("document.activeElement.tagName").await, "H1");
+    browser.until_eq("document.activeElement.tagName", "H1").await;
 
     // Start a run that takes long, by links, fields and the button.
     browser.eval("document.querySelector('.skip').focus()").await;
     browser.tab_to("nav a[href='#/agents']").await;
-    assert_eq!(
-        browser.eval("getComputedStyle(document.activeElement).outlineStyle").await,
-        "solid"
-    );
+    browser.until_eq("getComputedStyle(document.activeElement).outlineStyle", "solid").await;
     browser.press("Enter").await;
     browser.until("document.querySelector('a[href=\"#/agents/patient\"]')").await;
     browser.tab_to("a[href='#/agents/patient']").await;
@@ -461,7 +462,7 @@ async fn every_action_works_with_the_keyboard() {
     browser.screenshot("cancel").await;
     browser.press("Escape").await;
     browser.until("!document.querySelector('dialog')").await;
-    assert_eq!(browser.eval("document.activeElement.innerText").await, "Cancel run");
+    browser.until_eq("document.activeElement.innerText", "Cancel run").await;
     browser.press(" ").await;
     browser.until("document.querySelector('dialog[open]')").await;
     browser.tab_to("#reason").await;
@@ -469,7 +470,7 @@ async fn every_action_works_with_the_keyboard() {
     browser.press("Enter").await;
     browser.until("document.querySelector('.end.cancelled')").await;
     browser.until("document.querySelector('.title .status').innerText === 'cancelled'").await;
-    assert_eq!(browser.eval("document.querySelector('.title button.danger').hidden").await, true);
+    browser.until_eq("document.querySelector('.title button.danger').hidden", true).await;
     let run = service.get("/v1/runs?session_id=by-keyboard").await.body["data"][0].clone();
     assert_eq!(
         (&run["status"], &run["error"]["context"]["reason"]),
@@ -623,8 +624,8 @@ async fn a_resumed_stream_neither_loses_nor_repeats_events() {
     browser.until("document.querySelector('.end.completed')").await;
     let shown = "[...document.querySelectorAll('.call summary .preview')].map((p) => JSON.parse(p.textContent).path)";
     let expected: Vec<String> = (0..8).map(|n| format!("n{n}.txt")).collect();
-    assert_eq!(browser.eval(shown).await, json!(expected));
-    assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 9);
+    browser.until_eq(shown, json!(expected)).await;
+    browser.until_eq("document.querySelectorAll('.iteration').length", 9).await;
     browser.close(&proxy).await;
 }
 
@@ -646,7 +647,7 @@ async fn the_api_document_page_loads_nothing_from_the_internet() {
     let browser = Chromium::start().await;
     browser.open(&service.url("/docs")).await;
     browser.until("document.querySelectorAll('.opblock').length > 15").await;
-    assert!(browser.text().await.contains("/agents/{name}/invoke-iterative"));
+    browser.until_text("/agents/{name}/invoke-iterative").await;
     browser.click("[id$=list_runs] .opblock-summary-control").await;
     browser.until("document.querySelector('[id$=list_runs] .parameters')").await;
     browser.screenshot("docs").await;

@@ -52,7 +52,7 @@ async fn a_new_question_replaces_the_old_one_on_the_page() {
         asks_anew(&service, &run).await;
         browser.until(&format!("{}?.innerText.includes({})", card(first), json!(LAPSED))).await;
         browser.until_text("new.txt would change").await;
-        assert_eq!(browser.eval(&format!("{typed}.value")).await, "", "{page}");
+        browser.until_eq(&format!("{typed}.value"), "").await;
 
         // Who had clicked before that has approved nothing.
         let stale = "(async () => {

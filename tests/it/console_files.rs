@@ -206,7 +206,7 @@ async fn a_tool_is_called_on_the_page_of_its_agent() {
 
     // Its page tells the call, and leads back to the form with what was entered.
     browser.click(".result a[href^='#/runs/']").await;
-    browser.until("document.querySelector('.call')").await;
+    browser.until("document.querySelector('.call') && document.querySelector('.end.failed')").await;
     assert_eq!(browser.eval("document.querySelectorAll('.step.iteration').length").await, json!(0));
     browser.click("a[href^='#/judge/writer?from=']").await;
     browser.until("document.querySelector('#judged-arguments-path')?.value === 'secret/x'").await;

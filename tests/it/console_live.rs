@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use crate::chromium::Chromium;
 use crate::console::signed_in;
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup};
 
 const WRITER: &str = "
@@ -25,38 +26,58 @@ tools: [file_ops]
 enable_double_confirmation: false
 ";
 const WORDS: usize = 120;
+/// More words than an answer has: all of it.
+const ALL: usize = usize::MAX;
 
-fn writing(first_ms: usize, second_ms: usize) -> String {
-    let words: Vec<String> = (0..WORDS).map(|n| format!("word{n}")).collect();
-    format!(
-        "steps:\n  - {{delay_ms: {first_ms}, text: first of all, tool_calls: [{{tool: file_ops, \
-         arguments: {{operation: list, path: \".\"}}}}]}}\n  - {{delay_ms: {second_ms}, text: '{}'}}\n",
-        words.join(" ")
-    )
+fn words() -> String {
+    (0..WORDS).map(|n| format!("word{n}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Its two answers take so long.
-async fn writer(first_ms: usize, second_ms: usize) -> Service {
-    let config = "[auth]\nmode = \"none\"";
-    let writing = writing(first_ms, second_ms);
-    let setup = Setup::new().agent("writer", WRITER).scenario("writer", &writing);
-    setup.config(config).start(Db::Sqlite).await
+/// A service whose model answers twice: as many words of each answer as are allowed.
+struct Writing {
+    service: Service,
+    _mock: MockModel,
+    first: watch::Sender<usize>,
+    second: watch::Sender<usize>,
+}
+
+async fn writing() -> Writing {
+    let mock = MockModel::start().await;
+    let list =
+        json!({"name": "file_ops", "arguments": "{\"operation\": \"list\", \"path\": \".\"}"});
+    let call = json!({"id": "call_1", "type": "function", "function": list});
+    let opening = json!({"role": "assistant", "content": "first of all", "tool_calls": [call]});
+    let (first, of_first) = watch::channel(0);
+    let (second, of_second) = watch::channel(0);
+    let rest = json!({"role": "assistant", "content": words()});
+    mock.script([Reply::Words(of_first, opening), Reply::Words(of_second, rest)]);
+    let config = format!(
+        "[auth]\nmode = \"none\"\n[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n\
+         timeout = \"1h\"\nfirst_byte_timeout = \"1h\"\nidle_timeout = \"1h\"\n",
+        mock.base_url()
+    );
+    let agent = WRITER.replace("scripted/writer", "mock/any");
+    let service = Setup::new().agent("writer", &agent).config(&config).start(Db::Sqlite).await;
+    Writing { service, _mock: mock, first, second }
 }
 
 #[tokio::test]
 async fn an_answer_is_one_text_that_grows() {
-    let service = writer(6000, 12_000).await;
+    let Writing { service, first, second, .. } = &writing().await;
     let browser = Chromium::start().await;
     browser.open(&service.url("/console#/agents/writer")).await;
     let live = "document.querySelector('.iteration.live .said.live')";
-    browser.watch_for(&format!("{live}?.textContent.startsWith('first')")).await;
     browser.click("button.main").await;
 
     // The very first answer, and then the one behind the call.
-    browser.until_seen().await;
+    first.send_replace(1);
+    browser.until(&format!("{live}?.textContent.startsWith('first')")).await;
+    first.send_replace(ALL);
+    second.send_replace(6);
     browser.until(&format!("{live}?.textContent.includes('word5')")).await;
     let node = format!("window.grows = {live}; grows.textContent.length");
     let before = browser.eval(&node).await.as_u64().unwrap();
+    second.send_replace(60);
     browser.until(&format!("grows.textContent.length > {before}")).await;
     assert_eq!(browser.eval(&format!("grows === {live}")).await, true, "it is drawn once");
     assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 2);
@@ -64,6 +85,7 @@ async fn an_answer_is_one_text_that_grows() {
     browser.screenshot("run-writing").await;
 
     // What is durable takes its place.
+    second.send_replace(ALL);
     browser.until("document.querySelector('.end.completed')").await;
     assert_eq!(browser.eval("document.querySelectorAll('.live').length").await, 0);
     assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 2);
@@ -74,19 +96,22 @@ async fn an_answer_is_one_text_that_grows() {
 
 #[tokio::test]
 async fn scrolling_up_stops_the_page_from_following() {
-    let service = writer(0, 15_000).await;
+    let Writing { service, first, second, .. } = &writing().await;
     let browser = Chromium::start().await;
     browser.window(700, 420).await;
     browser.open(&service.url("/console#/agents/writer")).await;
     browser.click("button.main").await;
     let at_end = "document.documentElement.scrollHeight - innerHeight - scrollY < 80";
+    first.send_replace(ALL);
+    second.send_replace(10);
     browser.until("document.querySelector('.said.live')?.textContent.includes('word9')").await;
     browser.until(at_end).await;
-    assert_eq!(browser.eval("document.querySelector('.follow').hidden").await, true);
+    browser.until_eq("document.querySelector('.follow').hidden", true).await;
 
     browser.eval("scrollTo(0, 0)").await;
     browser.until("!document.querySelector('.follow').hidden").await;
     let words = browser.eval("document.querySelector('.said.live').textContent.length").await;
+    second.send_replace(60);
     browser
         .until(&format!("document.querySelector('.said.live').textContent.length > {words} + 40"))
         .await;
@@ -169,18 +194,25 @@ pub(crate) async fn fragile_proxy(to: String) -> (String, watch::Sender<u32>) {
 
 #[tokio::test]
 async fn a_broken_connection_costs_no_step() {
-    let service = writer(6000, 8000).await;
+    let Writing { service, first, second, .. } = &writing().await;
     let (proxy, breaks) = fragile_proxy(service.url("").replace("http://", "")).await;
     let browser = Chromium::start().await;
     browser.open(&format!("{proxy}/console#/agents/writer")).await;
     browser.click("button.main").await;
-    // Within the first answer, and within the second.
-    browser.until("document.querySelector('.said.live')?.textContent.includes('first')").await;
-    breaks.send_modify(|n| *n += 1);
-    browser.until("document.querySelector('.said.live')?.textContent.includes('word')").await;
-    browser.watch_for("document.body.innerText.includes('connection lost')").await;
-    breaks.send_modify(|n| *n += 1);
-    browser.until_seen().await;
+    // Within the first answer, and within the second: a reader gets its pieces if it is there at its beginning.
+    let is_lost = "document.body.innerText.includes('connection lost')";
+    for (answer, begun) in [(first, "first"), (second, "word")] {
+        answer.send_replace(1);
+        let live = "document.querySelector('.said.live')?.textContent";
+        browser.until(&format!("{live}.includes('{begun}')")).await;
+        browser.watch_for(is_lost).await;
+        breaks.send_modify(|n| *n += 1);
+        browser.until_seen().await;
+        browser.until(&format!("!{is_lost}")).await;
+        // A stream that is open reads the journal first, and then hears of the next answer.
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+        answer.send_replace(ALL);
+    }
     browser.until("document.querySelector('.end.completed')").await;
     assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 2);
     assert_eq!(browser.eval("document.querySelectorAll('.call').length").await, 1);
@@ -192,7 +224,7 @@ async fn a_broken_connection_costs_no_step() {
 
 #[tokio::test]
 async fn every_type_of_event_has_a_picture() {
-    let service = writer(0, 0).await;
+    let service = Setup::new().config("[auth]\nmode = \"none\"").start(Db::Sqlite).await;
     let document = service.get("/v1/openapi.json").await.body;
     let schema = &document["components"]["schemas"]["StreamEvent"];
     let types: Vec<&String> =
@@ -212,9 +244,10 @@ async fn every_type_of_event_has_a_picture() {
         const story = new s.Story();
         story.add({seq: 1, at: '2026-01-01T00:00:00Z', type: 'moon.rose', data: {bright: '<b>very</b>'}});
         const { node } = r.drawn(story.rows[0], (id) => id);
-        node.querySelector('details').open = true;
+        const details = node.querySelector('details');
+        details.open = true;
         document.body.append(node);
-        return new Promise((resolve) => setTimeout(() => resolve(node.innerText), 50)); })";
+        return new Promise((resolve) => details.addEventListener('toggle', () => resolve(node.innerText))); })";
     let drawn = browser.eval(drawn).await;
     let drawn = drawn.as_str().unwrap();
     assert!(drawn.contains("moon.rose") && drawn.contains("<b>very</b>"), "{drawn}");
@@ -224,7 +257,7 @@ async fn every_type_of_event_has_a_picture() {
 /// A stream more than a key may have open is refused with 429.
 #[tokio::test]
 async fn a_stream_that_is_one_too_many_is_opened_later() {
-    let setup = Setup::new().agent("writer", WRITER).scenario("writer", &writing(0, 0));
+    let setup = Setup::new().agent("writer", WRITER).scenario("writer", "steps: [{text: done}]");
     let service = setup.start(Db::Sqlite).await;
     let run = service.run("writer", &json!({})).await;
     let browser = signed_in(&service, "#/runs").await;

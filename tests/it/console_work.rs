@@ -92,10 +92,8 @@ steps:
     let heavy = service.run("heavy", &json!({})).await;
     let browser = opened(&service, &format!("#/runs/{}", id(&run))).await;
     browser.until("document.querySelectorAll('.lane.child').length === 3").await;
-    let lanes = browser
-        .eval("[...document.querySelectorAll('.lane .name')].map((n) => n.innerText.split(' ')[0])")
-        .await;
-    assert_eq!((&lanes[0], &lanes[1]), (&json!("Model"), &json!("Tools")));
+    let lanes = "[...document.querySelectorAll('.lane .name')].slice(0, 2).map((n) => n.innerText.split(' ')[0])";
+    browser.until_eq(lanes, json!(["Model", "Tools"])).await;
     browser
         .until(
             "document.querySelectorAll('.lane.child .status[data-status=completed]').length === 3",
@@ -103,8 +101,7 @@ steps:
         .await;
     // Each call leads to the child that it started.
     let by_call = "[...document.querySelectorAll('.of-child a')].map((a) => a.hash)";
-    browser.until(&format!("{by_call}.length === 3")).await;
-    assert_eq!(browser.eval(&format!("new Set({by_call}).size")).await, 3);
+    browser.until_eq(&format!("[{by_call}.length, new Set({by_call}).size]"), json!([3, 3])).await;
     browser.screenshot("run-children").await;
 
     let second = browser.eval(&format!("{by_call}[1]")).await;
@@ -239,10 +236,7 @@ async fn a_call_is_approved_with_other_arguments() {
 
     // The file holds what was approved, and the page shows how it changed.
     browser.until("document.querySelector('.changes .added')?.innerText.includes('three')").await;
-    assert_eq!(
-        browser.eval("document.querySelector('.changes .removed').innerText.trim()").await,
-        "-zero"
-    );
+    browser.until_eq("document.querySelector('.changes .removed').innerText.trim()", "-zero").await;
     let changes = service.get(&format!("/v1/runs/{}/changes", id(&first))).await.body;
     assert!(changes["data"][0]["diff"].as_str().unwrap().contains("+three"), "{changes:#}");
     browser.click(".changes .more").await;
@@ -269,7 +263,7 @@ async fn the_inbox_answers_pending_calls() {
 
     browser.go("approvals?status=pending&agent=auth").await;
     browser.until("document.querySelectorAll('.inbox [data-call]').length === 1").await;
-    assert_eq!(browser.eval("document.querySelector('.inbox small').innerText").await, "author");
+    browser.until_eq("document.querySelector('.inbox small').innerText", "author").await;
     browser.until("document.querySelector('.decision')?.hidden === false").await;
     browser.until("document.querySelector('.preview-of-call .diff')").await;
     browser.click(".decision input").await;
@@ -471,7 +465,10 @@ async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
         );
         browser.until(&there).await;
         let path = browser.eval("location.hash").await.as_str().unwrap().replace("#/", "/v1/");
-        service.until(&path, |run| run["status"] == "completed").await
+        let run = service.until(&path, |run| run["status"] == "completed").await;
+        let link = format!("document.querySelector('.actions a.button[href$=\"{}\"]')", id(&run));
+        browser.until(&link).await;
+        run
     };
 
     browser.click(".actions button").await;
@@ -487,10 +484,7 @@ async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
     // With changes: lists and objects are edited part by part, the rest stays.
     browser.click(".actions a.button").await;
     browser.until("document.querySelector('#field-inputs-people-0-name')?.value === 'Ines'").await;
-    assert_eq!(
-        browser.eval("document.querySelector('#field-inputs-people-0-tags-1').value").await,
-        "b"
-    );
+    browser.until_eq("document.querySelector('#field-inputs-people-0-tags-1').value", "b").await;
     browser.eval("document.querySelector('#field-inputs-people-1-name').value = ''").await;
     browser.click("#field-inputs-people-1-name").await;
     browser.write("Ole").await;
@@ -659,17 +653,11 @@ enable_double_confirmation: false
         .await;
     browser.click(".composer button.main").await;
     browser.until_seen().await;
-    browser
-        .until(
-            "document.querySelectorAll('.bubble').length === 4 && !document.querySelector('.live')",
-        )
-        .await;
-    assert_eq!(
-        browser
-            .eval("[...document.querySelectorAll('.bubble .said')].map((p) => p.innerText)")
-            .await,
-        json!(["hello", "you said hello", "and again", "you said and again"])
-    );
+    let said = "!document.querySelector('.live') && \
+                [...document.querySelectorAll('.bubble .said')].map((p) => p.innerText)";
+    let expected = json!(["hello", "you said hello", "and again", "you said and again"]);
+    browser.until_eq(said, expected).await;
+    browser.until_eq("document.querySelectorAll('.bubble').length", 4).await;
     browser.screenshot("session").await;
 
     // Of more messages than are shown, the last ones.
@@ -791,11 +779,9 @@ async fn the_overview_counts_runs_and_errors() {
     }
     let browser = signed_in(&service, "").await;
     browser.until("document.querySelectorAll('.tile').length === 5").await;
-    let tiles = browser
-        .eval("[...document.querySelectorAll('.tile strong')].map((t) => t.innerText)")
-        .await;
-    let counted: Vec<&str> = (0..3).filter_map(|n| tiles[n].as_str()).collect();
-    assert_eq!(counted, ["3", "2", "1"], "{tiles}");
+    let counted =
+        "[...document.querySelectorAll('.tile strong')].slice(0, 3).map((t) => t.innerText)";
+    browser.until_eq(counted, json!(["3", "2", "1"])).await;
     for part in ["Runs a minute", "model error", "editor", "scripted/editor", "latency"] {
         browser.until_text(part).await;
     }

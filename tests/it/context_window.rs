@@ -2,12 +2,14 @@
 
 use serde_json::{Value, json};
 
+use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     old_results_are_cleared,
     old_turns_are_summarised,
     a_summary_counts_against_the_budget,
+    a_summary_is_asked_for_again_only_if_the_budget_pays_for_it,
     a_refused_call_is_repeated_with_less,
     a_conversation_that_cannot_be_compacted_overflows,
     a_large_last_result_is_cleared_for_a_refused_call,
@@ -183,6 +185,34 @@ async fn a_summary_counts_against_the_budget(db: Db) {
         "{run:#}"
     );
     assert_eq!(run["error"]["context"]["used"], 33_040);
+}
+
+async fn a_summary_is_asked_for_again_only_if_the_budget_pays_for_it(db: Db) {
+    let mock = MockModel::start().await;
+    let answer = |choices: Value, tokens: u32| {
+        let usage = json!({"prompt_tokens": tokens, "completion_tokens": 10});
+        let answer = json!({"object": "chat.completion", "choices": choices, "usage": usage});
+        Reply::Raw(answer.to_string())
+    };
+    let read = |tokens: u32| {
+        let arguments = json!({"operation": "read", "path": "big.txt"}).to_string();
+        let function = json!({"name": "file_ops", "arguments": arguments});
+        let call = json!({"id": format!("c{tokens}"), "type": "function", "function": function});
+        let message = json!({"content": null, "tool_calls": [call]});
+        answer(json!([{"message": message, "finish_reason": "tool_calls"}]), tokens)
+    };
+    mock.script([read(1000), read(2000), read(12_000), answer(json!([]), 15_000)]);
+    let config = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n{}",
+        mock.base_url(),
+        WINDOW.replace("scripted", "mock")
+    );
+    let setup = setup(&summarised()).config(&config);
+    let agent = AGENT.replace("scripted/reader", "mock/reader");
+    let service = setup.agent("asker", &agent).start(db).await;
+    let run = service.run("asker", &json!({"budget": {"max_total_tokens": 40_000}})).await;
+    assert_eq!(run["termination_reason"], "budget_exceeded", "{run:#}");
+    assert_eq!((mock.requests().len(), &run["tokens_used"]), (4, &json!(30_040)), "{run:#}");
 }
 
 fn refused_once() -> Vec<String> {

@@ -12,6 +12,7 @@ on_both_stores! {
     a_run_whose_request_is_missing_or_cannot_be_read_ends,
     a_call_under_way_of_a_run_that_cannot_go_on_is_recorded,
     a_run_whose_child_or_itself_has_lost_its_last_events_ends,
+    a_cancel_reaches_the_child_of_a_run_whose_row_cannot_be_read,
     missing_events_are_named_to_every_reader,
     an_impossible_order_of_events_is_named_to_every_reader,
     a_session_goes_on_without_a_run_that_cannot_be_read,
@@ -177,6 +178,22 @@ async fn a_run_whose_child_or_itself_has_lost_its_last_events_ends(db: Db) {
         service.until(&path(&child), |run| run["finished_at"].is_string()).await;
         is_interrupted(&service, &boss).await;
     }
+}
+
+async fn a_cancel_reaches_the_child_of_a_run_whose_row_cannot_be_read(db: Db) {
+    let service = service(db).await;
+    let [boss, child, _] = parked(&service, "boss").await;
+    change(&service, &format!("UPDATE runs SET kind = 'odd' WHERE id = '{boss}'")).await;
+    let cancel = format!("{}/cancel", path(&boss));
+    let told = service.post(&cancel, &json!({})).await;
+    assert_eq!((told.status.as_u16(), text(&told.body, "code")), (500, "INTERNAL"));
+    assert!(text(&told.body, "detail").contains("row in the database"), "{:#}", told.body);
+    let ended = service.until(&path(&child), |run| run["finished_at"].is_string()).await;
+    assert_eq!(ended["status"], "cancelled", "{ended:#}");
+    change(&service, &format!("UPDATE runs SET kind = 'iterative' WHERE id = '{boss}'")).await;
+    let told = service.post(&cancel, &json!({})).await;
+    assert!(told.status.is_success(), "{:#}", told.body);
+    service.until(&path(&boss), |run| run["status"] == "cancelled").await;
 }
 
 /// A run in a session, of whose journal one row is missing, or the last: its id, and the first event
@@ -348,4 +365,10 @@ async fn a_replay_goes_on_behind_a_run_that_cannot_be_read(db: Db) {
         change(&service, &format!("{damage} WHERE run_id = '{run}' AND {of_answer}")).await;
     }
     assert_eq!(replayed().await, [4, 4, 2, 2].map(Value::from));
+    // So does one of a child run whose parent cannot be read.
+    let [boss, child, call] = parked(&service, "boss").await;
+    approve(&service, &child, &call).await;
+    service.until(&path(&boss), |run| run["status"] == "completed").await;
+    change_last(&service, &boss, LOST).await;
+    assert_eq!(replayed().await, [5, 5, 3, 2].map(Value::from));
 }

@@ -99,9 +99,15 @@ async fn a_database_that_takes_no_writes_is_waited_for() {
         under_way(&site).await;
         let connections = pids(&mut admin).await;
         take_writes(&mut admin, false).await;
-        tokio::time::sleep(Duration::from_secs(1)).await; // until all connections have heard of it
-        // Each of them has to write within its next step.
-        let begun = counted(&mut admin, RUNNING).await;
+        // Until all connections have heard of it: each run has to write within its next step.
+        let mut begun = counted(&mut admin, RUNNING).await;
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let now = counted(&mut admin, RUNNING).await;
+            if std::mem::replace(&mut begun, now) == now {
+                break;
+            }
+        }
         // For longer than a start is tried, which is 3 s: each caller is refused at least once.
         tokio::time::sleep(LEASE * 3 / 2).await;
         assert_eq!(counted(&mut admin, RUNNING).await, begun, "no run begins or ends meanwhile");

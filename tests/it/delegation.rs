@@ -3,7 +3,9 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
 
+use crate::claims::change;
 use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Service, Setup, answer, on_both_stores};
 
@@ -575,6 +577,26 @@ async fn a_cancel_reaches_children_on_other_replicas() {
     assert_eq!(until_ended(&other, &child).await["status"], "cancelled");
     assert_eq!(until_ended(&other, &parent).await["status"], "cancelled");
     mock.wait_for_abort().await;
+}
+
+/// The replica has not noticed yet that another one has taken both over.
+#[tokio::test]
+async fn a_call_that_is_given_up_leaves_the_child_to_another_replica_that_drives_the_run() {
+    let mock = MockModel::start().await;
+    let parent = format!("{PARENT}limits: {{tool_call_timeout_seconds: 30}}\n");
+    let setup = Setup::new().agent("parent", &parent);
+    let (service, parent, child) = with_a_hanging_child(&mock, setup, Db::Postgres).await;
+    let other = "INSERT INTO replicas (id, lease, started_at, heartbeat_at) \
+        VALUES ('other', 3600000000, clock_timestamp(), clock_timestamp())";
+    let took = format!("id IN ('{parent}', '{child}')");
+    let took = format!("UPDATE runs SET owner = 'other', epoch = epoch + 1 WHERE {took}");
+    change(&service, &format!("{other}; {took}")).await;
+    service.until_logged("another replica owns it").await; // the result of the call is refused
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await; // or the request is on its way
+    let mut database = PgConnection::connect(&service.database_url).await.unwrap();
+    let asked = "SELECT count(*) FROM runs WHERE cancel_requested_at IS NOT NULL";
+    let asked = sqlx::query_scalar::<_, i64>(asked).fetch_one(&mut database).await.unwrap();
+    assert_eq!(asked, 0, "it goes on there");
 }
 
 /// Its replica has died, and no other one has taken it over yet.

@@ -382,8 +382,20 @@ async fn dripping() -> (String, JoinHandle<()>) {
     (url, server)
 }
 
+/// How long it takes to tell a prompt receiver of so many runs, which are started one after another.
+async fn delivered_in(service: &Service, runs: usize) -> Duration {
+    let prompt = Receiver::start([Does::Answers(200)]).await;
+    let begun = Instant::now();
+    for _ in 0..runs {
+        run(service, "answerer", &prompt.url).await;
+    }
+    prompt.until_ended(runs).await;
+    begun.elapsed()
+}
+
 async fn a_receiver_that_hangs_delays_no_other(db: Db) {
     let service = local().start(db).await;
+    let alone = delivered_in(&service, 20).await;
     let hanging = Receiver::start([Does::Hangs]).await;
     let (drip, dripping) = dripping().await;
     for _ in 0..12 {
@@ -398,10 +410,10 @@ async fn a_receiver_that_hangs_delays_no_other(db: Db) {
     let begun = Instant::now();
     prompt.until_ended(20).await;
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(8), "{took:?}");
+    assert!(took < Duration::from_secs(8).max(3 * alone), "{took:?}, and alone {alone:?}");
     // Each hangs for fifteen seconds.
     let told = hanging.told();
-    let soon = |one: &Told, other: &Told| other.at.duration_since(one.at) < Duration::from_secs(10);
+    let soon = |one: &Told, other: &Told| other.at.duration_since(one.at) < Duration::from_secs(5);
     let at_once = (0..told.len())
         .map(|first| told[first..].iter().filter(|other| soon(&told[first], other)).count());
     let most = at_once.max();
@@ -421,6 +433,7 @@ async fn a_receiver_that_hangs_delays_no_other(db: Db) {
 
 async fn many_receivers_that_hang_delay_no_other_for_long(db: Db) {
     let service = local().start(db).await;
+    let alone = delivered_in(&service, 1).await;
     let mut receivers = Vec::new();
     for _ in 0..9 {
         receivers.push(Receiver::start([Does::Hangs]).await);
@@ -441,7 +454,7 @@ async fn many_receivers_that_hang_delay_no_other_for_long(db: Db) {
     run(&service, "answerer", &prompt.url).await;
     prompt.until_ended(1).await;
     let took = begun.elapsed();
-    assert!(took < Duration::from_secs(35), "{took:?}");
+    assert!(took < Duration::from_secs(35) + 5 * alone, "{took:?}, and alone {alone:?}");
 }
 
 async fn an_event_that_cannot_be_read_stays_due(db: Db) {
@@ -767,12 +780,12 @@ async fn deliveries_under_way_at_a_shutdown_are_sent_after_it(db: Db) {
     service.signal(Signal::TERM);
     assert_eq!(service.exit_code().await, Some(0));
     receiver.now_does([Does::Answers(200)]);
-    let begun = Instant::now();
     service.restart().await;
+    let begun = Instant::now();
     let is_empty = |list: &Value| list["data"] == json!([]);
     service.until("/v1/webhooks/deliveries?status=pending", is_empty).await;
-    // What is not given back is sent after half a minute.
-    assert!(begun.elapsed() < Duration::from_secs(25), "it was given back");
+    // What is not given back is sent half a minute after it was claimed.
+    assert!(begun.elapsed() < Duration::from_secs(25), "it was not given back");
     assert_all_told(&service, id, &receiver).await;
 }
 

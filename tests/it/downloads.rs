@@ -119,13 +119,14 @@ async fn started(site: &Site, governance: &str, config: &str, calls: &[Value], d
     let port = site.port;
     let agent = format!(
         "model: scripted/surfer\ntools: [browser]\nenable_double_confirmation: false\n\
-         limits: {{error_threshold: 1000, max_iterations: 100, max_iterations_per_attempt: 100, tool_call_timeout_seconds: 60}}\n\
+         limits: {{error_threshold: 1000, max_iterations: 100, max_iterations_per_attempt: 100}}\n\
          governance: {{autonomy: full, {governance}, \
          network: {{allow: ['127.0.0.2:{port}'], allow_private: [127.0.0.2]}}}}\n"
     );
     Setup::new()
         .agent("surfer", &agent)
         .scenario("surfer", &scenario(calls))
+        .config("[tools.browser]\ntimeout = \"2m\"")
         .config(config)
         .start(db)
         .await

@@ -18,9 +18,11 @@
 use std::os::unix::fs::symlink;
 use std::process::Stdio;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use futures::{StreamExt as _, stream};
 use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use sqlx::{Connection as _, PgConnection};
@@ -233,22 +235,14 @@ async fn lists_are_sorted_and_paged(db: Db) {
         (&first["size"], &first["etag"], &first["media_type"], &first["changed_by"]),
         (&json!(8), &json!(etag(b"in/a.txt")), &json!("text/plain; charset=utf-8"), &Value::Null)
     );
-    assert!(chrono::DateTime::parse_from_rfc3339(first["modified_at"].as_str().unwrap()).is_ok());
+    assert!(DateTime::parse_from_rfc3339(first["modified_at"].as_str().unwrap()).is_ok());
     for (prefix, count) in
         [("in/", 3), ("in/de", 1), ("in", 3), ("out/c.bin", 1), ("no", 0), ("", 4)]
     {
         let some = service.get(&format!("{files}?prefix={prefix}")).await.body;
         assert_eq!(some["data"].as_array().unwrap().len(), count, "{prefix}");
     }
-    let mut path = format!("{files}?limit=3");
-    let mut seen = 0;
-    loop {
-        let page = service.get(&path).await.body;
-        seen += page["data"].as_array().unwrap().len();
-        let Some(cursor) = page["next_cursor"].as_str() else { break };
-        path = format!("{files}?limit=3&cursor={cursor}");
-    }
-    assert_eq!(seen, 4);
+    assert_eq!(listed_in_pages(&service, files, 3).await, 4);
 
     let body = json!({"session_id": "s 1"});
     service.run("talks", &body).await;
@@ -269,6 +263,34 @@ async fn lists_are_sorted_and_paged(db: Db) {
     assert_eq!(service.get("/v1/sessions/t/files").await.status, 404, "shared by all sessions");
     nothing_comes_late_into_a_session(&service, "talks", "s 1", "out/late.txt").await;
     an_emptied_directory_is_gone(&service, &service, "/v1/agents/shared/files/in").await;
+}
+
+/// How many files all pages of a list have.
+async fn listed_in_pages(service: &Service, files: &str, limit: u32) -> usize {
+    let mut path = format!("{files}?limit={limit}");
+    let mut seen = 0;
+    loop {
+        let page = service.get(&path).await.body;
+        seen += page["data"].as_array().unwrap().len();
+        let Some(cursor) = page["next_cursor"].as_str() else { return seen };
+        path = format!("{files}?limit={limit}&cursor={cursor}");
+    }
+}
+
+#[tokio::test]
+async fn a_list_opens_few_of_many_directories_at_the_same_time() {
+    let service = setup().start(Db::Sqlite).await;
+    let files = "/v1/agents/shared/files";
+    assert_eq!(put(&service, &format!("{files}/in/a"), &[], b"x").await.status, 201);
+    let root = service.dir.path().join("workspace/default/shared/in");
+    for number in 0..600 {
+        let directory = root.join(number.to_string());
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("a"), "x").unwrap();
+    }
+    let few = Rlimit { current: Some(256), maximum: Some(256) };
+    prlimit(Pid::from_raw(service.pid()), Resource::Nofile, few).unwrap();
+    assert_eq!(listed_in_pages(&service, files, 200).await, 601);
 }
 
 /// Where a file is being sent while its session is deleted.
@@ -571,6 +593,24 @@ async fn of_two_invocations_on_two_replicas_the_refused_one_leaves_no_file() {
     }
 }
 
+/// The times of files are those of the machine.
+#[tokio::test]
+async fn it_is_known_which_call_changed_a_file_where_the_clock_is_wrong() {
+    for seconds in [3600, -3600] {
+        let service = setup().clock_ahead_by(seconds).start(Db::Postgres).await;
+        let run = service.run("shared", &json!({})).await;
+        let made = service.dir.path().join("workspace/default/shared/out/made.txt");
+        let made = std::fs::File::options().write(true).open(made).unwrap();
+        let time = made.metadata().unwrap().modified().unwrap();
+        // A busy database has told its time less exactly.
+        let wrong_by = TimeDelta::seconds(seconds) - TimeDelta::milliseconds(700);
+        let time = DateTime::<Utc>::from(time) + wrong_by;
+        made.set_modified(time.into()).unwrap();
+        let listed = service.get("/v1/agents/shared/files").await.body;
+        assert_eq!(listed["data"][0]["changed_by_run"], run["run_id"], "{seconds}: {listed:#}");
+    }
+}
+
 #[tokio::test]
 async fn files_of_a_client_that_goes_away_are_recorded() {
     let service = reading().start(Db::Postgres).await;
@@ -754,6 +794,9 @@ steps:
     let many = put(&service, &format!("{files}/in/f"), &[], b"").await;
     assert_eq!(many.status, 413);
     assert!(many.json()["detail"].as_str().unwrap().contains("files"), "{:#}", many.json());
+    let written = service.get("/v1/audit?action=file.written").await.body;
+    let written = written["data"].as_array().unwrap().iter().map(|act| &act["arguments"]["path"]);
+    assert_eq!(written.collect::<Vec<_>>(), ["in/e", "in/d", "in/b", "in/a"]);
     let left = std::fs::read_dir(service.dir.path().join("workspace/default/shared")).unwrap();
     let staged = left.filter(|entry| {
         entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with(".toolloop-")

@@ -8,7 +8,6 @@
 
 use std::future::IntoFuture;
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
@@ -268,12 +267,11 @@ async fn a_server_that_dies_is_noticed_and_started_again(db: Db) {
     let setup = with(Setup::new().config(&server("odd", "")), "['mcp:odd/*']", FULL, &calls);
     let service = setup.start(db).await;
     until_up(&service).await;
-    let since = Instant::now();
     let run = service.run("worker", &json!({})).await;
     let first = results(&service, &run).await;
     assert!(first[0].contains("it ended with exit code 3"), "{}", first[0]);
     assert!(first[0].contains("It is unknown whether the call took effect."), "{}", first[0]);
-    assert!(since.elapsed() < Duration::from_secs(50), "a death is no timeout");
+    assert!(!first[0].contains("did not finish within"), "a death is no timeout: {}", first[0]);
     assert_eq!(run["status"], "completed");
     for _ in 0..2 {
         until_up(&service).await;

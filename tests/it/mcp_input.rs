@@ -10,7 +10,7 @@
 //! | approvals with other arguments, rate limits, replay of policies, dry run | `rules_decide_once` |
 //! | children, calls side by side | `children_and_neighbours_ask_as_well` |
 //! | crash while parked, and between rounds of a `once` call | `answers_survive_crashes` |
-//! | another replica | `another_replica_makes_the_call_again` |
+//! | another replica | `another_replica_makes_the_call_again`, `a_replica_that_lost_a_run_does_not_make_its_call_again` |
 //! | console | `console_input` |
 //! | streaming, sessions, webhooks | as of client tools |
 
@@ -20,12 +20,12 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::approvals::{ended, paths, types};
-use crate::mcp::{results, until_up};
-use crate::mcp_eras::{noted, program};
+use crate::mcp::{directory, results, until_up};
+use crate::mcp_eras::{noted, program, until};
 use crate::mock_mcp::{Mock, Speaks};
 use crate::postgres_cluster;
 use crate::script_tools::events;
-use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
+use crate::service::{Answer, Db, Service, Setup, Signal, answer, on_both_stores};
 
 on_both_stores! {
     a_tool_asks_and_is_answered,
@@ -445,4 +445,47 @@ async fn another_replica_makes_the_call_again() {
     let asked = noted(&second, "odd", "book.txt");
     assert_eq!((asked.len(), &asked[0]["n"]), (1, &json!(1)), "{asked:#?}");
     assert_eq!(noted(&first, "odd", "book.txt").len(), 1);
+}
+
+/// Suspends a service while a call waits for four seconds until it is made again: the run of the call.
+async fn suspended_while_a_call_waits(service: &Service) -> String {
+    let book = directory(service, "odd").join("book.txt");
+    for _ in 0..20 {
+        let before = noted(service, "odd", "book.txt").len();
+        let run = service.enqueue("asker").await;
+        until(|| noted(service, "odd", "book.txt").len() >= before + 5).await;
+        service.signal(Signal::STOP);
+        let last = book.metadata().unwrap().modified().unwrap();
+        let waits = last.elapsed().unwrap_or_default() < Duration::from_secs(3);
+        if waits && noted(service, "odd", "book.txt").len() == before + 5 {
+            return run;
+        }
+        // A busy machine was too late.
+        service.signal(Signal::CONT);
+        ended(service, &run).await;
+    }
+    panic!("no call was suspended in time");
+}
+
+#[tokio::test]
+async fn a_replica_that_lost_a_run_does_not_make_its_call_again() {
+    let once = "[mcp.odd.effects]\nbook = \"once\"";
+    let later = json!({});
+    let steps = [json!([later, later, later, later, later])];
+    let made = || {
+        let setup = Setup::new().config(&program("odd", &["new"], once));
+        booking(setup.config("[runtime]\nlease = \"8s\""), "asker", FULL, &steps)
+    };
+    let url = postgres_cluster::fresh_database().await;
+    let mut first = made().start_on(url.clone()).await;
+    until_up(&first).await;
+    let run = suspended_while_a_call_waits(&first).await;
+    let calls = noted(&first, "odd", "book.txt").len();
+    let mut second = made().start_on(url).await;
+    second.until(&run, |run| run["status"] == "needs_review").await;
+    first.signal(Signal::CONT);
+    first.until_logged("run stopped").await;
+    assert_eq!(noted(&first, "odd", "book.txt").len(), calls);
+    first.expect_reclaims();
+    second.expect_reclaims();
 }

@@ -34,7 +34,7 @@ pub enum Speaks {
 
 struct ServerState {
     speaks: Speaks,
-    /// Methods that are answered after 1.5 s.
+    /// Methods that are answered after it was asked in both eras.
     slow: &'static [&'static str],
     messages: Vec<(HeaderMap, Value)>,
     /// Why messages were refused that belong to no era that the server speaks.
@@ -124,6 +124,10 @@ fn error(status: StatusCode, id: &Value, code: i64, message: &str, data: &Value)
     (status, axum::Json(body)).into_response()
 }
 
+fn is_introduced(log: &Log) -> bool {
+    log.lock().unwrap().messages.iter().any(|(_, asked)| asked["method"] == "initialize")
+}
+
 async fn respond(State(log): State<Log>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
@@ -133,8 +137,13 @@ async fn respond(State(log): State<Log>, request: Request) -> Response {
         log.messages.push((head.headers.clone(), asked.clone()));
         (log.speaks, log.slow.iter().any(|method| asked["method"] == *method))
     };
+    while is_slow && asked["method"] == "server/discover" && !is_introduced(&log) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     if is_slow {
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+        // Both answers come in the order of the questions, unless the second is not slow.
+        let pause = if asked["method"] == "server/discover" { 100 } else { 300 };
+        tokio::time::sleep(Duration::from_millis(pause)).await;
     }
     let says_new = asked["params"]["_meta"][format!("{META}protocolVersion")].is_string();
     match speaks {

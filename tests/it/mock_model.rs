@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// What the server does with one valid request.
 #[derive(Debug, Clone)]
@@ -58,6 +58,8 @@ pub(crate) enum Reply {
     Delayed(Duration, Box<Reply>),
     /// Waits until that is true.
     Held(watch::Receiver<bool>, Box<Reply>),
+    /// This message, streamed: so many words of its text as are allowed, and all else when it is one more.
+    Words(watch::Receiver<usize>, Value),
 }
 
 /// What happens to the connection after all pieces were sent.
@@ -342,6 +344,9 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
             completion(number, request, &message, "tool_calls")
         }
         Reply::Pieces(pieces, after) => return in_pieces(pieces, after, open),
+        Reply::Words(allowed, message) => {
+            return in_words(allowed, number, request, &message, open);
+        }
         Reply::Status { status, headers, body } => {
             let mut response =
                 (StatusCode::from_u16(status).unwrap(), body.to_string()).into_response();
@@ -386,6 +391,31 @@ fn in_pieces(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
             Some((piece, (pieces, open)))
         });
     ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
+}
+
+fn in_words(
+    allowed: watch::Receiver<usize>,
+    number: usize,
+    request: &Value,
+    message: &Value,
+    open: Open,
+) -> Response {
+    let reason = if message["tool_calls"].is_null() { "stop" } else { "tool_calls" };
+    let words = message["content"].as_str().unwrap().split_inclusive(' ').count();
+    let usage = json!({"prompt_tokens": 1, "completion_tokens": words, "total_tokens": 1 + words});
+    let events = chunks::of(&format!("chatcmpl-{number}"), request, message, reason, &usage);
+    // The first event opens the message and has no word.
+    let sent = (VecDeque::from(events), 0, allowed, open);
+    let events = stream::unfold(sent, move |(mut events, number, mut allowed, open)| async move {
+        let Some(event) = events.pop_front() else {
+            open.close();
+            return None;
+        };
+        let needed = number.min(words + 1);
+        allowed.wait_for(|allowed| *allowed >= needed).await.ok()?;
+        Some((Ok::<_, Infallible>(event), (events, number + 1, allowed, open)))
+    });
+    ([("content-type", "text/event-stream")], Body::from_stream(events)).into_response()
 }
 
 /// A pseudo-random number that depends only on this number (the mixing of splitmix64).

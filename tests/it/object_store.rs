@@ -43,6 +43,7 @@ on_both_stores! {
     contents_of_deleted_runs_are_deleted,
     files_of_callers_are_kept_before_they_are_answered,
     an_upload_is_recorded_before_a_crash,
+    puts_and_deletes_of_callers_are_recorded_before_a_crash,
     deleted_files_are_kept_no_more,
     quotas_count_files_in_the_object_store,
     a_refused_change_of_a_file_undoes_nothing,
@@ -689,7 +690,8 @@ async fn a_call_waits_for_the_object_store(db: Db) {
 async fn a_caller_does_not_wait_for_the_object_store(db: Db) {
     let objects = place();
     let model = PausingModel::start().await;
-    let mut service = model.of_writer(kept(&objects)).start(db).await;
+    let patient = kept_with(objects.path().to_str().unwrap(), "store_patience = \"10m\"");
+    let mut service = model.of_writer(patient).start(db).await;
     assert_eq!(put(&service, "/v1/agents/shared", "before", "a").await.status, 201);
     let run = service.enqueue("writer").await;
     until_called(&service, &run, 2).await;
@@ -709,7 +711,7 @@ async fn a_caller_does_not_wait_for_the_object_store(db: Db) {
         let told = (refused.status.as_u16(), &refused.body["code"]);
         assert_eq!(told, (503, &json!("WORKSPACE_UNAVAILABLE")), "{:#}", refused.body);
         assert_eq!(refused.headers["retry-after"], "5");
-        assert!(asked.elapsed() < std::time::Duration::from_secs(15), "{:?}", asked.elapsed());
+        assert!(asked.elapsed() < std::time::Duration::from_mins(1), "{:?}", asked.elapsed());
     }
     model.go_on();
     until_started(&service, &run, 4).await;
@@ -766,7 +768,7 @@ async fn a_replica_that_ends_does_not_wait_for_the_object_store() {
     let url = objects.path().to_str().unwrap();
     let model = PausingModel::start().await;
     let mut first = model.of_writer(kept(&objects)).start(Db::Postgres).await;
-    let setup = kept_with(url, "store_patience = \"60s\"");
+    let setup = kept_with(url, "store_patience = \"10m\"");
     let mut second = model
         .of_writer(setup)
         .config("[server]\nshutdown_grace = \"1s\"")
@@ -785,7 +787,7 @@ async fn a_replica_that_ends_does_not_wait_for_the_object_store() {
     second.signal(Signal::TERM);
     let since = std::time::Instant::now();
     assert_eq!(second.exit_code().await, Some(0), "{}", second.log());
-    assert!(since.elapsed() < std::time::Duration::from_secs(45), "{:?}", since.elapsed());
+    assert!(since.elapsed() < std::time::Duration::from_mins(5), "{:?}", since.elapsed());
     std::fs::remove_file(objects.path()).unwrap();
     std::fs::rename(&aside, objects.path()).unwrap();
     first.restart().await;
@@ -933,6 +935,25 @@ async fn an_upload_is_recorded_before_a_crash(db: Db) {
     assert!(listed["data"][0]["changed_by_subject"].is_string(), "{listed:#}");
 }
 
+async fn puts_and_deletes_of_callers_are_recorded_before_a_crash(db: Db) {
+    let objects = place();
+    let mut service = kept(&objects).start(db).await;
+    let owner = "/v1/agents/shared";
+    for (method, action, left) in
+        [(Method::PUT, "file.written", 1), (Method::DELETE, "file.deleted", 0)]
+    {
+        service.kill().await;
+        service.restart_to_crash("after_files:1").await;
+        let sent = service.request(method, &format!("{owner}/files/a.txt")).body("a");
+        assert!(sent.send().await.is_err(), "it dies when the change is kept");
+        service.exit_code().await;
+        service.restart().await;
+        assert_eq!(listed(&service, owner).await.len(), left, "{action}");
+        let audit = service.get(&format!("/v1/audit?action={action}")).await.body;
+        assert_eq!(audit["data"].as_array().unwrap().len(), 1, "{audit:#}");
+    }
+}
+
 async fn deleted_files_are_kept_no_more(db: Db) {
     let objects = place();
     let mut service = kept(&objects).start(db).await;
@@ -1043,7 +1064,8 @@ async fn files_that_cannot_be_brought_keep_no_caller() {
     first.kill().await;
     first.restart().await;
     assert_eq!(listed(&first, owner).await, ["k"]);
-    let second = kept(&objects).start_on(first.database_url.clone()).await;
+    let patient = kept_with(objects.path().to_str().unwrap(), "store_patience = \"2m\"");
+    let second = patient.start_on(first.database_url.clone()).await;
     assert_eq!(listed(&second, owner).await, ["k"]);
     first.until_logged("lay beneath another file").await;
     assert_eq!(first.delete(&format!("{owner}/files/k")).await.status, 204);
@@ -1060,7 +1082,7 @@ async fn files_that_cannot_be_brought_keep_no_caller() {
     let start = start.header("prefer", "wait=1").json(&json!({"inputs": {"line": "x"}}));
     let started = answer(start).await;
     assert_eq!(started.status, 202, "{:#}", started.body);
-    assert!(since.elapsed().as_secs() < 15, "{:?}", since.elapsed());
+    assert!(since.elapsed().as_secs() < 60, "{:?}", since.elapsed());
     std::fs::rename(&aside, &there).unwrap();
     let ended = second.until(&path_of(&started.body), has_ended).await;
     assert_eq!(ended["status"], "completed", "{ended:#}");

@@ -42,7 +42,7 @@ fn impatient(base_url: &str, patience: Duration) -> HttpProvider {
 }
 
 fn patient(mock: &MockModel) -> HttpProvider {
-    impatient(mock.base_url(), Duration::from_secs(30))
+    impatient(mock.base_url(), Duration::from_mins(2))
 }
 
 /// Asks and follows.
@@ -165,6 +165,23 @@ async fn silence_before_and_within_a_stream_is_given_up() {
         assert_eq!((error.kind, error.message.as_str()), expected);
         mock.wait_until(|counts| counts.aborted == aborted).await;
     }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_after_its_usage_is_charged_as_reported() {
+    let mock = MockModel::start().await;
+    let choice = json!({"index": 0, "delta": {"content": "noon"}, "finish_reason": "stop"});
+    let usage = json!({"prompt_tokens": 100, "completion_tokens": 10});
+    let begun = format!(
+        "data: {}\n\ndata: {}\n\n",
+        json!({"choices": [choice]}),
+        json!({"choices": [], "usage": usage})
+    );
+    mock.script([Reply::bytes(begun.as_bytes(), After::Silence)]);
+    let provider = impatient(mock.base_url(), Duration::from_secs(6));
+    let error = follow(&provider).await.0.unwrap_err();
+    let charged = error.usage.map(|usage| (usage.input_tokens, usage.output_tokens));
+    assert_eq!(charged, Some((100, 10)));
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@
 //! | calls side by side | `calls_beside_a_parked_child_keep_their_results` |
 //! | a child that ends while its parent parks | `many_trees_miss_no_end` |
 //! | status, `/wait` | `a_parent_runs_while_its_child_does` |
-//! | lists by status, a child in review | `a_tree_is_listed_by_the_status_that_it_shows` |
+//! | lists and searches by status, a child in review | `a_tree_is_listed_by_the_status_that_it_shows` |
 //! | sessions, streams | `a_session_and_its_stream_wait_for_the_tree` |
 
 use reqwest::Method;
@@ -220,11 +220,11 @@ async fn parked_trees_leave_the_workers_to_others(db: Db) {
 
 async fn the_wait_of_a_child_costs_no_run_its_time(db: Db) {
     let boss = delegating("boss", "agent:lead")
-        + "limits: {tool_call_timeout_seconds: 8}\ngovernance: {budget: {max_duration_seconds: 8}}\n";
+        + "limits: {tool_call_timeout_seconds: 20}\ngovernance: {budget: {max_duration_seconds: 20}}\n";
     let service = tree().agent("boss", &boss).start(db).await;
     let run = service.enqueue("boss").await;
     let waiting = parked(&service, &run).await;
-    tokio::time::sleep(std::time::Duration::from_millis(8500)).await; // longer than all its limits
+    tokio::time::sleep(std::time::Duration::from_millis(20_500)).await; // longer than all its limits
     assert_eq!(service.get(&run).await.body["status"], "awaiting_approval");
     assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
     let boss = ended(&service, &run).await;
@@ -477,7 +477,7 @@ async fn results_of_children_outlast_the_wait_of_another(db: Db) {
     let all = format!(
         "model: scripted/all\ninstructions: Delegate.\ntools: [{tools}]\n\
          parallel_tool_calls: true\nenable_double_confirmation: false\n\
-         governance: {{budget: {{max_duration_seconds: 8}}}}\n"
+         governance: {{budget: {{max_duration_seconds: 20}}}}\n"
     );
     let steps = format!(
         "steps:\n  - tool_calls: [{}]\n  - text: '{{{{ results | join(\" / \") }}}}'\n",
@@ -498,7 +498,7 @@ async fn results_of_children_outlast_the_wait_of_another(db: Db) {
     let all_wait = |run: &Value| run["pending"].as_array().unwrap().len() == 3;
     let waiting = service.until(&run, all_wait).await;
     parked(&service, &run).await;
-    tokio::time::sleep(std::time::Duration::from_millis(8500)).await; // longer than it may work
+    tokio::time::sleep(std::time::Duration::from_millis(20_500)).await; // longer than it may work
     let approve = async |agent: &str| {
         for pending in waiting["pending"].as_array().unwrap() {
             let child = format!("/v1/runs/{}", pending["run_id"].as_str().unwrap());
@@ -712,6 +712,13 @@ async fn listed(service: &Service, status: &str) -> Vec<String> {
     agents
 }
 
+/// The statuses of the runs that a search finds among those that are listed by a status.
+async fn found(service: &Service, status: &str, word: &str) -> Vec<String> {
+    let page = service.get(&format!("/v1/runs?status={status}&q={word}")).await.body;
+    let runs = page["data"].as_array().unwrap().iter();
+    runs.map(|run| run["status"].as_str().unwrap().to_owned()).collect()
+}
+
 async fn a_tree_is_listed_by_the_status_that_it_shows(db: Db) {
     let (setup, _mock, free) = held_tree().await;
     let slow = python("slow", "import time; time.sleep(600)", ", effect: once");
@@ -727,6 +734,7 @@ async fn a_tree_is_listed_by_the_status_that_it_shows(db: Db) {
     let boss = service.post("/v1/agents/boss/invoke-iterative", &json!({})).await.body;
     let tree = ["boss", "lead", "writer"];
     assert_eq!(listed(&service, "awaiting_approval").await, tree);
+    assert_eq!(found(&service, "awaiting_approval", "boss").await, ["awaiting_approval"]);
     assert_eq!(listed(&service, "running").await, [""; 0]);
     assert_eq!(settle(&service, &boss, "approve").await.status, 200);
     let run = format!("/v1/runs/{}", boss["run_id"].as_str().unwrap());
@@ -734,6 +742,8 @@ async fn a_tree_is_listed_by_the_status_that_it_shows(db: Db) {
     service.until(&writer, |run| run["status"] == "running").await;
     assert_eq!(listed(&service, "running").await, tree);
     assert_eq!(listed(&service, "awaiting_approval").await, [""; 0]);
+    assert_eq!(found(&service, "running", "boss").await, ["running"]);
+    assert_eq!(found(&service, "awaiting_approval", "boss").await, [""; 0]);
     free.send_replace(true);
     ended(&service, &run).await;
     assert_eq!(listed(&service, "completed").await, tree);
@@ -748,6 +758,7 @@ async fn a_tree_is_listed_by_the_status_that_it_shows(db: Db) {
     service.restart().await;
     let chief = service.until(&run, |run| run["status"] == "needs_review").await;
     assert_eq!(listed(&service, "needs_review").await, ["chief", "worker"]);
+    assert_eq!(found(&service, "needs_review", "chief").await, ["needs_review"]);
     assert_eq!(listed(&service, "awaiting_approval").await, [""; 0]);
     let call = chief["pending"][0]["call_id"].as_str().unwrap();
     let resolve = format!("/v1/runs/{worker}/tool-calls/{call}/resolve");

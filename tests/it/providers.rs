@@ -234,7 +234,7 @@ async fn retry_after_is_kept_exactly_or_not_at_all() {
         let started = Instant::now();
         let failure = client.ask(deadline).await.unwrap_err();
         assert_eq!((failure.attempts, failure.error.kind), (1, FailureKind::RateLimited));
-        assert!(started.elapsed() < Duration::from_secs(30));
+        assert!(started.elapsed() < Duration::from_secs(50));
     }
 }
 
@@ -256,7 +256,7 @@ async fn a_hanging_try_is_given_up_and_repeated() {
     let mock = MockModel::start().await;
     mock.script([Reply::Hang, Reply::text("hi")]);
     let entry = ProviderEntry::new(Arc::new(openai(mock.base_url())));
-    let client = Client::with(ProviderEntry { timeout: Duration::from_secs(2), ..entry });
+    let client = Client::with(ProviderEntry { timeout: Duration::from_secs(10), ..entry });
     assert_eq!(client.ask(None).await.unwrap().retries, 1);
     mock.wait_for_abort().await;
 }

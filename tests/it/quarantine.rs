@@ -100,7 +100,7 @@ const WAITS: &str = "import os, time\nw = os.environ['TOOLLOOP_WORKSPACE']\nopen
      open(w + '/mine.lock', 'w').write('mine')\nprint('done')";
 
 async fn until_there(service: &Service, path: &str) {
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_mins(3);
     while !is_there(service, path) {
         assert!(Instant::now() < until, "no {path}: {}", service.log());
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -55,11 +55,13 @@ async fn lists_come_from_the_standby_and_fresh_reads_do_not() {
     shows(&service, 1).await;
 
     pause(&standby).await;
-    let run = service.run("quick", &json!({})).await;
+    let run = service.run("quick", &json!({"session_id": "s"})).await;
     assert_eq!(listed(&service).await, 1, "the list is not the standby's");
     let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
     assert_eq!(service.get(&path).await.body["status"], "completed");
     assert_eq!(service.get(&format!("{path}/messages")).await.status, 200);
+    let session = service.get("/v1/sessions/s").await.body;
+    assert_eq!(session["runs"][0]["run_id"], run["run_id"], "{session:#}");
 
     on(&standby, "SELECT pg_wal_replay_resume()").await;
     shows(&service, 2).await;

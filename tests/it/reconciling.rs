@@ -434,7 +434,7 @@ async fn programs_are_asked_by_programs(db: Db) {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(30), held).await.unwrap();
+    tokio::time::timeout(std::time::Duration::from_mins(3), held).await.unwrap();
     dies(&mut service).await;
     service.restart().await;
     for (name, run) in names.iter().zip(&runs) {

@@ -365,7 +365,7 @@ async fn a_replay_on_a_replica_that_shuts_down_is_told_to_come_again(db: Db) {
     service.until(&format!("{run}/events"), |events| has(events, "iteration.started")).await;
     let replay = tokio::spawn(answer(keyed()));
     // Until the replay waits as well, it has been answered nothing and refused nothing.
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
     service.signal(Signal::TERM);
     let told = replay.await.unwrap();
     assert_eq!((told.status.as_u16(), &told.body["code"]), (503, &json!("DRAINING")), "{told:?}");

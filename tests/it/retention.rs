@@ -1,13 +1,18 @@
 //! Ended runs are kept as long as the operator says, and then gone everywhere.
 
-use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
-use crate::audit::close;
+use chrono::Utc;
+use serde_json::{Value, json};
+use toolloop::store::{self, Closed, Closing};
+
+use crate::audit::{close, execute};
 use crate::service::{Db, Service, Setup, Signal, on_both_stores};
 
 on_both_stores! {
     ended_runs_are_deleted_and_others_are_not,
     audit_records_are_deleted_by_their_own_retention_only,
+    small_stretches_are_deleted_in_one_round,
     the_usage_of_a_tree_is_kept_as_long_as_its_root,
     a_run_is_kept_for_as_long_as_its_key_is,
 }
@@ -162,4 +167,30 @@ async fn audit_records_are_deleted_by_their_own_retention_only(db: Db) {
         left["data"].as_array().unwrap().iter().map(|record| &record["action"]).collect();
     assert!(actions.iter().all(|action| *action == "audit.deleted"), "{left:#}");
     assert_eq!(service.get(&run).await.body["status"], "completed");
+}
+
+/// The stretches of a tenant with few calls have few records.
+async fn small_stretches_are_deleted_in_one_round(db: Db) {
+    let mut service = setup().config("[audit]\nretention = \"2h\"").start(db).await;
+    for _ in 0..30 {
+        read_once(&service).await;
+    }
+    service.signal(Signal::TERM);
+    assert_eq!(service.exit_code().await, Some(0));
+    let is_sqlite = service.database_url.starts_with("sqlite");
+    let three_hours = if is_sqlite { "10800000000" } else { "interval '3 hours'" };
+    execute(&service, &format!("UPDATE audit_log SET at = at - {three_hours}")).await;
+    let store = store::open(&service.database_url, 12, false).await.unwrap();
+    let closing = Closing { records: 1, settled: Utc::now(), aged: Utc::now() };
+    while let Closed::Stretch(_) =
+        store.close_stretch("default", closing, None, &|_| None).await.unwrap()
+    {}
+    store.close().await;
+    service.restart().await;
+    // There is a round a minute, which ends while stretches are being closed. With one batch a round, it would take five.
+    let end = Instant::now() + Duration::from_mins(4);
+    while !is_empty(&service.get("/v1/audit?action=tool_call").await.body) {
+        assert!(Instant::now() < end, "{}", service.log());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }

@@ -32,6 +32,7 @@ on_both_stores! {
     a_moment_without_the_provider_ends_no_run,
     an_answer_that_breaks_off_is_paid_for,
     an_answer_that_cannot_be_used_is_paid_for,
+    an_answer_with_zeros_for_its_usage_is_estimated,
     calls_beyond_the_limit_of_an_answer_are_told_to_the_model,
 }
 
@@ -272,6 +273,32 @@ async fn an_answer_that_cannot_be_used_is_paid_for(db: Db) {
         assert_eq!(run["tokens_used"], 220, "{route} {accept}: {run:#}");
         assert_eq!(run["usage"]["cost_usd"], 0.00022, "{run:#}");
     }
+}
+
+async fn an_answer_with_zeros_for_its_usage_is_estimated(db: Db) {
+    let mock = MockModel::start().await;
+    let config = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\n\
+         [prices.\"mock/*\"]\ninput = 1.0\noutput = 1.0\n",
+        mock.base_url()
+    );
+    let service = Setup::new()
+        .config(&config)
+        .agent("asker", "model: mock/one\nenable_double_confirmation: false\n")
+        .start(db)
+        .await;
+    let answer = json!({"id": "x", "object": "chat.completion",
+        "choices": [{"message": {"content": "fine words"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}});
+    mock.script([Reply::Raw(answer.to_string())]);
+    let run = service.run("asker", &json!({})).await;
+    assert_eq!((&run["status"], &run["usage"]["output_tokens"]), (&json!("completed"), &json!(3)));
+    assert!(run["usage"]["input_tokens"].as_u64().unwrap() > 0, "{run:#}");
+    assert!(run["usage"]["cost_usd"].as_f64().unwrap() > 0.0, "{run:#}");
+    let events = service.get(&format!("/v1/runs/{}/events", run["run_id"].as_str().unwrap())).await;
+    let mut events = events.body["data"].as_array().unwrap().iter();
+    let responded = events.find(|event| event["type"] == "model.responded").unwrap();
+    assert_eq!(responded["data"]["usage"]["estimated"], true, "{responded:#}");
 }
 
 async fn calls_beyond_the_limit_of_an_answer_are_told_to_the_model(db: Db) {

@@ -513,7 +513,7 @@ fn fork_server(named: &str) -> Option<rustix::process::Pid> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fork_server_that_is_stopped_holds_up_one_call() {
     let place = TempDir::new().unwrap();
-    let (bench, named) = named_bench(&place, Duration::from_secs(5));
+    let (bench, named) = named_bench(&place, Duration::from_secs(15));
     bench.sandbox.kernel().await;
     until_none(&named, "the fork server of the probe").await;
     assert_eq!(bench.run("/bin/echo", &["zero"]).await.stdout.text, "zero\n");

@@ -18,6 +18,7 @@ on_both_stores! {
     a_call_waits_for_reservations_of_others,
     a_child_without_a_price_is_not_started_where_costs_are_weighed,
     a_childs_own_tokens_bound_the_runs_below_it,
+    a_childs_own_tokens_bound_runs_that_work_together_below_it,
     a_price_is_required_of_the_child_of_a_child_that_waited,
     a_child_ends_with_the_time_of_its_parent,
     a_crash_leaves_the_budget_balanced,
@@ -478,6 +479,53 @@ async fn a_childs_own_tokens_bound_the_runs_below_it(db: Db) {
     assert_eq!(left, [19_580, 49_790]);
 }
 
+/// Each reserves what it may take in the budget of the run that started them, not only in that of the tree.
+async fn a_childs_own_tokens_bound_runs_that_work_together_below_it(db: Db) {
+    let agent = |name: &str, tools: &str| {
+        format!(
+            "model: scripted/{name}\ntools: ['{tools}']\nenable_double_confirmation: false\n\
+             parallel_tool_calls: true\nlimits: {{max_tool_calls_per_iteration: 8}}\n"
+        )
+    };
+    // Enough for two of the four calls, which reserve a little more than they take.
+    let budget = "governance: {budget: {max_total_tokens: 8450}}\n";
+    let call = |number| format!("{{tool: \"agent:child\", arguments: {{number: {number}}}}}");
+    let calls = (0..4).map(call).collect::<Vec<_>>().join(", ");
+    let service = Setup::new()
+        .agent("parent", &agent("parent", "agent:middle"))
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: \"agent:middle\"}]}, {text: '{{ results[0] }}'}]",
+        )
+        .agent("middle", &(agent("middle", "agent:child") + budget))
+        .scenario(
+            "middle",
+            &format!(
+                "steps: [{{tool_calls: [{calls}], usage: {{input_tokens: 200, output_tokens: 10}}}}, \
+                 {{text: done}}]"
+            ),
+        )
+        .agent("child", CHILD)
+        .scenario(
+            "child",
+            // All of them have begun when the first one ends.
+            "steps: [{delay_ms: 4000, text: fine, usage: {input_tokens: 20, output_tokens: 4000}}]",
+        )
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    assert!(run["output"]["result"].as_str().unwrap().contains("BUDGET_EXCEEDED"), "{run:#}");
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    let middle = whole_tree(&service, tree[1]["run_id"].as_str().unwrap()).await;
+    assert_eq!((middle.len(), sum(&middle, "tokens_used")), (5, 8250), "{middle:#?}");
+    let context = &middle[0]["error"]["context"];
+    assert_eq!((&context["used"], &context["max"]), (&json!(8250), &json!(8450)), "{middle:#?}");
+    let (done, over): (Vec<Value>, Vec<Value>) =
+        middle[1..].iter().cloned().partition(|run| run["status"] == "completed");
+    assert_eq!(done.len(), 2, "{middle:#?}");
+    assert!(over.iter().all(|run| refused(run, "max_total_tokens")), "{over:#?}");
+}
+
 /// Its parent is parked then, and not driven.
 async fn a_price_is_required_of_the_child_of_a_child_that_waited(db: Db) {
     let agent = |name: &str, tools: &str| {
@@ -528,7 +576,7 @@ async fn a_child_ends_with_the_time_of_its_parent(db: Db) {
 model: scripted/parent
 tools: ['agent:child']
 enable_double_confirmation: false
-governance: {budget: {max_duration_seconds: 6}}
+governance: {budget: {max_duration_seconds: 15}}
 ";
     let scenario = |delay| format!("steps: [{{delay_ms: {delay}, text: fine}}]");
     let service = Setup::new()
@@ -547,7 +595,7 @@ governance: {budget: {max_duration_seconds: 6}}
     let run = service.run("parent", &json!({})).await;
     assert_eq!(run["error"]["code"], "DURATION_EXCEEDED", "{run:#}");
     let latency = run["latency_ms"].as_u64().unwrap();
-    assert!((6000..30_000).contains(&latency), "{run:#}");
+    assert!((15_000..50_000).contains(&latency), "{run:#}");
     let children = format!("/v1/runs?parent_run_id={}", run["run_id"].as_str().unwrap());
     service.until(&children, |runs| runs["data"][0]["finished_at"].is_string()).await;
 }

@@ -21,6 +21,7 @@ on_both_stores! {
     concurrent_streams_of_a_run_are_the_same,
     deltas_are_streamed_while_the_model_responds,
     a_queued_run_that_is_followed_a_moment_later_streams_its_first_answer,
+    a_reader_that_comes_during_a_resumed_answer_gets_its_pieces,
     an_instant_answer_comes_in_pieces,
     a_disconnect_cancels_the_run_only_on_request,
 }
@@ -397,6 +398,42 @@ async fn a_queued_run_that_is_followed_a_moment_later_streams_its_first_answer(d
     while reader.next().await.unwrap().event != "model.responded" {}
     assert!(reader.deltas.len() > 2, "{:?}", reader.deltas);
     let pieces = reader.deltas.iter().map(|delta| delta["data"]["text"].as_str().unwrap());
+    assert_eq!(pieces.collect::<String>(), text, "from its beginning");
+}
+
+async fn a_reader_that_comes_during_a_resumed_answer_gets_its_pieces(db: Db) {
+    let mock = MockModel::start().await;
+    let text = (0..600).map(|number| format!("word{number}")).collect::<Vec<_>>().join(" ");
+    let (allowed, words) = watch::channel(3);
+    mock.script([Reply::Hang]);
+    mock.always(Reply::Words(words, json!({"role": "assistant", "content": text})));
+    let config = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\ntimeout = \"1h\"\n\
+         first_byte_timeout = \"1h\"\nidle_timeout = \"1h\"\n[runtime]\nlease = \"10s\"",
+        mock.base_url()
+    );
+    let agent = WORKER.replace("scripted/worker", "mock/any");
+    let mut service = Setup::new().agent("writer", &agent).config(&config).start(db).await;
+    let run = queued(&service, "writer").await;
+    mock.wait_for_requests(1).await;
+    service.kill().await;
+    service.restart().await;
+    mock.wait_for_requests(2).await;
+    let mut reader = follow(&service, &run, None).await;
+    let mut is_resumed = false;
+    // The answer goes on word by word until the reader has caught up.
+    while reader.deltas.is_empty() {
+        allowed.send_modify(|words| *words += 1);
+        let frame = tokio::time::timeout(Duration::from_millis(100), reader.next()).await;
+        if let Ok(frame) = frame.map(Option::unwrap) {
+            is_resumed |= frame.event == "run.resumed";
+            assert_ne!(frame.event, "model.responded", "no piece came before the whole");
+        }
+    }
+    assert!(is_resumed, "it is not the first try");
+    allowed.send_replace(usize::MAX);
+    while reader.next().await.unwrap().event != "model.responded" {}
+    let pieces = reader.deltas.iter().filter_map(|delta| delta["data"]["text"].as_str());
     assert_eq!(pieces.collect::<String>(), text, "from its beginning");
 }
 

@@ -43,7 +43,7 @@ enable_double_confirmation: false
 ";
 
 /// More than any step of a test may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 fn with_model(mock: &MockModel) -> Setup {
     let models = format!(

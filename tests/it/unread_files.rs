@@ -23,7 +23,7 @@ async fn downloads_that_are_not_read_keep_no_file_from_others() {
     let service = Setup::new()
         .scenario("none", "steps: [{text: x}]")
         .agent("owner", "model: scripted/none\ngovernance: {autonomy: full}\n")
-        .config("[runtime]\nmax_memory = \"64MiB\"\n[server]\nwrite_timeout = \"20s\"")
+        .config("[runtime]\nmax_memory = \"64MiB\"\n[server]\nwrite_timeout = \"40s\"")
         .file("large.bin", &"x".repeat(BYTES))
         .start(Db::Sqlite)
         .await;
@@ -52,7 +52,7 @@ async fn downloads_that_are_not_read_keep_no_file_from_others() {
     assert_eq!(read.bytes().await.unwrap().len(), BYTES, "a reader that goes on gets all");
     let began = Instant::now();
     while download(&service, &service.key).await.status() != 200 {
-        assert!(began.elapsed() < Duration::from_secs(10), "its place is not free");
+        assert!(began.elapsed() < Duration::from_secs(20), "its place is not free");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // Those that are not read are given up after the write timeout: as many others have their places.
@@ -60,7 +60,7 @@ async fn downloads_that_are_not_read_keep_no_file_from_others() {
     while others.len() < unread.len() {
         let download = download(&service, &service.key).await;
         others.extend((download.status() == 200).then_some(download));
-        assert!(began.elapsed() < Duration::from_mins(2), "no place gets free");
+        assert!(began.elapsed() < Duration::from_mins(5), "no place gets free");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

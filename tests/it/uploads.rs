@@ -10,8 +10,8 @@ use tokio::net::TcpStream;
 
 use crate::service::{ADMIN_KEY, Db, Service, Setup, answer, pause};
 
-/// `server.body_timeout`, in which 3072 bytes of a file must come.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// `server.body_timeout`, in which 9 KiB of a file must come.
+const PATIENCE: Duration = Duration::from_secs(9);
 
 const AGENT: &str = "model: scripted/says\ntools: [file_ops]\nworkspace: shared\nenable_double_confirmation: false\n\
     governance: {autonomy: full, paths: {read: ['**'], write: ['**']}}\n";
@@ -20,7 +20,7 @@ async fn start() -> Service {
     Setup::new()
         .agent("shared", AGENT)
         .scenario("says", "steps: [{text: done}]\n")
-        .config("[server]\nbody_timeout = \"3s\"")
+        .config("[server]\nbody_timeout = \"9s\"")
         .start(Db::Sqlite)
         .await
 }
@@ -79,7 +79,7 @@ async fn an_upload_that_drips_or_stops_is_given_up() {
     let service = start().await;
     let put = "PUT /v1/agents/shared/files/in/slow";
     let dripping = vec![b"x".to_vec(); 10_000];
-    let stopping = vec![vec![b'x'; 4096]];
+    let stopping = vec![vec![b'x'; 16 << 10]];
     for (pieces, pause) in [(dripping, PATIENCE / 10), (stopping, PATIENCE * 100)] {
         let said = sent(&service, put, &pieces, pause, 100).await;
         assert!(said.starts_with("HTTP/1.1 408") && said.contains("REQUEST_TIMEOUT"), "{said}");

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::budget_reservations::ModelCallReservation;
 use super::model_calls::{fault, interrupted, try_once};
-use super::{MAY_LAG, Run, Stopped, instant_of, until};
+use super::outbox::Outbox;
+use super::{MAY_LAG, Run, Stopped, instant_of, until_cancelled_or_due};
 use crate::clock;
 use crate::engine::context::{Compaction, WrittenSummary};
 use crate::engine::state::ModelFault;
@@ -85,7 +86,14 @@ impl Run {
         Ok(self.record_all(end.unwrap_or_default())?)
     }
 
-    /// The summary, if one is needed; `None` if the run was cancelled or out of time first.
+    /// Tokens that a summary may have: at most `cap`, and what the run's own budget leaves.
+    fn summary_tokens(&self, cap: u32) -> u32 {
+        let left = self.state.answer_tokens();
+        left.map_or(cap, |left| cap.min(u32::try_from(left).unwrap_or(u32::MAX)))
+    }
+
+    /// The summary, if one is needed; `None` if the run was cancelled, out of time or at the end of its budget
+    /// first.
     async fn summary(
         &mut self,
         compaction: &Compaction,
@@ -98,7 +106,7 @@ impl Run {
         let deadline = self.state.deadline().map(instant_of);
         let conversation = compaction.request(self.state.conversation());
         let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
-        let request = ModelRequest {
+        let mut request = ModelRequest {
             model: "",
             capabilities: &Capabilities::OPENAI, // the router knows better
             conversation: &conversation,
@@ -111,11 +119,7 @@ impl Run {
                 stop: &[],
                 ..Options::new(&plan.sampling, &plan.agent.definition.provider_options)
             },
-            max_output_tokens: self
-                .state
-                .answer_tokens()
-                .map_or(cap, |left| cap.min(u32::try_from(left).unwrap_or(u32::MAX)))
-                .into(),
+            max_output_tokens: Some(self.summary_tokens(cap)),
             output_left: None,
             thinking: None,
             prompt_caching: false,
@@ -128,22 +132,40 @@ impl Run {
         };
         let mut call = Call::beginning(self.state.model_index(&plan.models));
         loop {
-            let tried = tokio::select! {
-                biased;
-                () = self.control.token.cancelled() => return Ok(None),
-                () = until(deadline) => return Ok(None),
-                tried = try_once(&self.router, &plan.models, &mut call, &request, deadline) => tried,
-            };
-            let (tried, permit) = tried;
+            let (sent, stop) = (call.sent(), until_cancelled_or_due(&self.control, deadline));
+            let (router, models) = (&self.router, &plan.models);
+            let trying = try_once(router, models, &mut call, &request, deadline, &self.control);
+            let outbox = Outbox::of(&mut self.journal, &mut self.outbox, &mut self.audit);
+            let tried = outbox.during(self.state.totals(), &sent, stop, trying).await;
+            let Some((tried, permit)) = tried else { return Ok(None) };
             match tried {
                 Ok(Tried::Answered(answer)) => {
-                    self.large_answer = permit;
-                    return Ok(Some(Ok(Some(*answer))));
+                    if let Ok(permit) = permit {
+                        self.large_answer = permit;
+                        return Ok(Some(Ok(Some(*answer))));
+                    }
+                    let Answer { provider, model, usage, .. } = *answer;
+                    self.record(interrupted((attempt, iteration), &provider, &model, usage))?;
+                    return Ok(None);
                 }
                 Err(failure) => return Ok(Some(Err(failure))),
                 Ok(Tried::Again(again)) => {
+                    let took_something = again.error.usage.is_some();
                     if !self.wait_to_ask_again(again, None, deadline).await? {
                         return Ok(None);
+                    }
+                    if took_something {
+                        match self.reserve_next_try(Some(cap), true).await? {
+                            ModelCallReservation::Granted(left) => {
+                                let cap = self.summary_tokens(left.unwrap_or(cap));
+                                request.max_output_tokens = Some(cap);
+                            }
+                            ModelCallReservation::Refused(events) => {
+                                self.record_all(events)?;
+                                return Ok(None);
+                            }
+                            ModelCallReservation::GivenUp => return Ok(None),
+                        }
                     }
                 }
             }

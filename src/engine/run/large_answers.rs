@@ -33,6 +33,10 @@ static CALL_PERMITS: LazyLock<Semaphore> =
 /// Allows one large answer, or the calls that are executed together, to be in memory.
 pub type MemoryPermit = SemaphorePermit<'static>;
 
+/// The wait for a permit was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitGivenUp;
+
 /// Waits for the permit of a large answer; `None` for a small one.
 pub async fn permit(bytes: usize) -> Option<MemoryPermit> {
     permit_where(memory::is_scarce, bytes).await
@@ -49,6 +53,21 @@ async fn permit_where(is_scarce: fn() -> bool, bytes: usize) -> Option<MemoryPer
     }
     drop(permit); // otherwise two could wait for each other's
     LARGE_ANSWERS.acquire_many(ANSWERS_AT_ONCE).await.ok()
+}
+
+/// Waits for the permit of a large answer, unless `stop` resolves first.
+///
+/// # Errors
+/// [`WaitGivenUp`] if `stop` resolves first.
+pub async fn permit_unless(
+    bytes: usize,
+    stop: impl Future<Output = ()>,
+) -> Result<Option<MemoryPermit>, WaitGivenUp> {
+    tokio::select! {
+        biased;
+        permit = permit(bytes) => Ok(permit),
+        () = stop => Err(WaitGivenUp),
+    }
 }
 
 /// Waits for the permits of many calls that are executed together; `None` for a few.
@@ -80,6 +99,10 @@ mod tests {
         let alone = permit_where(|| true, LARGE_BYTES + 1).await;
         let mut next = std::pin::pin!(permit_where(|| true, LARGE_BYTES + 1));
         assert!(alone.is_some() && next.as_mut().now_or_never().is_none(), "memory is scarce");
+        let given_up = permit_unless(LARGE_BYTES + 1, std::future::ready(())).await;
+        assert!(given_up.is_err(), "its run is cancelled");
+        let small = permit_unless(LARGE_BYTES, std::future::ready(())).await;
+        assert!(matches!(small, Ok(None)), "small ones do not wait");
         drop(alone);
         assert!(next.await.is_some());
     }

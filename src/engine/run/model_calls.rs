@@ -11,9 +11,9 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::budget_reservations::ModelCallReservation;
-use super::large_answers::{self, MemoryPermit};
+use super::large_answers::{self, MemoryPermit, WaitGivenUp};
 use super::outbox::Outbox;
-use super::{MAY_LAG, Run, Stopped, instant_of, until, until_cancelled_or_due};
+use super::{MAY_LAG, Run, RunControl, Stopped, instant_of, until, until_cancelled_or_due};
 use crate::clock;
 use crate::drivers::{Ask, Place};
 use crate::engine::context::Compaction;
@@ -68,7 +68,8 @@ impl Run {
                         break (Vec::new(), is_followed);
                     }
                     if took_something {
-                        match self.reserve_next_try().await? {
+                        let cap = self.output_left();
+                        match self.reserve_next_try(cap, false).await? {
                             ModelCallReservation::Granted(left) => output_left = left,
                             ModelCallReservation::Refused(events) => break (events, is_followed),
                             ModelCallReservation::GivenUp => break (Vec::new(), is_followed),
@@ -98,11 +99,15 @@ impl Run {
     }
 
     /// Reserves the next try of a model call after an earlier try has consumed tokens.
-    async fn reserve_next_try(&mut self) -> Result<ModelCallReservation, Stopped> {
+    pub(super) async fn reserve_next_try(
+        &mut self,
+        cap: Option<u32>,
+        is_summary: bool,
+    ) -> Result<ModelCallReservation, Stopped> {
         self.settle().await?;
         match self.state.spent_by_tries(clock::now()) {
             Some(end) => Ok(ModelCallReservation::Refused(vec![end])),
-            None => self.reserve_model_call(self.output_left(), false).await,
+            None => self.reserve_model_call(cap, is_summary).await,
         }
     }
 
@@ -125,8 +130,7 @@ impl Run {
                 let piece = Piece::Restarted(true); // those of the answer that was lost
                 pieces(ModelDelta { attempt, iteration, piece });
             }
-            let names = &plan.names;
-            let received = &received;
+            let (names, received) = (&plan.names, &received);
             move |delta: Delta| {
                 received.fetch_add(delta.bytes(), Ordering::Relaxed);
                 pieces(ModelDelta { attempt, iteration, piece: piece(delta, names) });
@@ -163,11 +167,10 @@ impl Run {
             answer_only: self.state.is_answer_only(),
             unfinished: self.state.unfinished(),
         };
-        let model_name = call.model(models);
-        let mut rewritten = Conversation::default();
+        let (model_name, mut rewritten) = (call.model(models), Conversation::default());
         let request = self.driver.request(base.clone(), &ask, &mut rewritten);
         let (sent, stop) = (call.sent(), until_cancelled_or_due(&self.control, deadline));
-        let trying = try_once(&self.router, models, call, &request, deadline);
+        let trying = try_once(&self.router, models, call, &request, deadline, &self.control);
         let outbox = Outbox::of(&mut self.journal, &mut self.outbox, &mut self.audit);
         let tried = outbox.during(self.state.totals(), &sent, stop, trying).await;
         let usage = || match received.load(Ordering::Relaxed) {
@@ -175,12 +178,14 @@ impl Run {
             received => Some(self.router.usage_so_far(model_name, &request, received)),
         };
         let (provider, model) = model_name.split_once('/').unwrap_or(("", model_name));
-        let place = (attempt, iteration);
-        let interrupted = |usage| interrupted(place, provider, model, usage);
+        let interrupted = |usage| interrupted((attempt, iteration), provider, model, usage);
         let outcome = match tried {
             None => TryOutcome::GivenUp(usage().map(interrupted)),
-            Some((Ok(Tried::Answered(answer)), permit)) => {
+            Some((Ok(Tried::Answered(answer)), Ok(permit))) => {
                 TryOutcome::Answered(self.responded(*answer, &base, &ask), permit)
+            }
+            Some((Ok(Tried::Answered(answer)), Err(WaitGivenUp))) => {
+                TryOutcome::GivenUp(Some(interrupted(self.state.charged(answer.usage))))
             }
             Some((Ok(Tried::Again(again)), _)) => TryOutcome::Again(again, usage()),
             Some((Err(failure), _)) => {
@@ -305,18 +310,22 @@ enum TryOutcome {
     Failed(ModelFailure, Option<RunEvent>),
 }
 
-/// One try; a large answer waits for its permit.
+/// One try; a large answer waits for its permit, until the run is cancelled or out of time.
 pub(super) async fn try_once(
     router: &Router,
     models: &[String],
     call: &mut ModelCall,
     request: &ModelRequest<'_>,
     deadline: Option<Instant>,
-) -> (Result<Tried, ModelFailure>, Option<MemoryPermit>) {
+    control: &RunControl,
+) -> (Result<Tried, ModelFailure>, Result<Option<MemoryPermit>, WaitGivenUp>) {
     let tried = router.try_once(models, call, request, deadline).await;
     let permit = match &tried {
-        Ok(Tried::Answered(answer)) => large_answers::permit(answer.completion.bytes()).await,
-        _ => None,
+        Ok(Tried::Answered(answer)) => {
+            let stop = until_cancelled_or_due(control, deadline);
+            large_answers::permit_unless(answer.completion.bytes(), stop).await
+        }
+        _ => Ok(None),
     };
     (tried, permit)
 }

@@ -6,6 +6,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::journal::{Entry, Journal};
@@ -51,8 +52,8 @@ impl<'a> Outbox<'a> {
         *self.events = later;
     }
 
-    /// Waits for a try of a model call. `sent` resolves when its request is sent. `None` if `stop` resolves
-    /// first.
+    /// Waits for a try of a model call. `sent` resolves when its request is sent. `None` if `stop` resolves before
+    /// the try is complete.
     pub(super) async fn during<T>(
         mut self,
         totals: &Totals,
@@ -62,12 +63,15 @@ impl<'a> Outbox<'a> {
     ) -> Option<T> {
         let mut stop = pin!(stop);
         let mut trying = pin!(trying);
+        if stop.as_mut().now_or_never().is_some() {
+            return None;
+        }
         let mut has_lingered = false;
         loop {
             tokio::select! {
                 biased;
-                () = &mut stop => return None,
                 tried = &mut trying => return Some(tried),
+                () = &mut stop => return trying.as_mut().now_or_never(), // it may be complete
                 () = sent.cancelled(), if !self.events.is_empty() => self.hand_over(totals, None),
                 () = tokio::time::sleep(LINGER), if !has_lingered && !self.events.is_empty() => {
                     self.hand_over_earlier(totals);
@@ -75,5 +79,37 @@ impl<'a> Outbox<'a> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::journal::{Ack, Append};
+
+    struct NoStore;
+
+    impl Append for NoStore {
+        fn append(&mut self, _: Entry) -> Ack {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_try_that_is_complete_when_its_run_is_cancelled_is_not_lost() {
+        let (mut journal, mut events, mut audit) = (Journal::new(NoStore), Vec::new(), Vec::new());
+        let (totals, sent, cancelled) =
+            (Totals::default(), CancellationToken::new(), CancellationToken::new());
+        let trying = async {
+            cancelled.cancel();
+            tokio::task::yield_now().await;
+            "answer"
+        };
+        let outbox = Outbox::of(&mut journal, &mut events, &mut audit);
+        let tried = outbox.during(&totals, &sent, cancelled.cancelled(), trying).await;
+        assert_eq!(tried, Some("answer"));
+        let outbox = Outbox::of(&mut journal, &mut events, &mut audit);
+        let tried = outbox.during(&totals, &sent, cancelled.cancelled(), async { "answer" }).await;
+        assert_eq!(tried, None, "no request is sent for a cancelled run");
     }
 }

@@ -11,6 +11,10 @@ use crate::event::Disguise;
 
 /// Characters of the shortest base64 stretch that is decoded.
 const MIN_BASE64: usize = 20;
+/// Characters of a group of base64.
+const GROUP: usize = 4;
+/// Bytes of the shortest text that is found between other bytes.
+const MIN_DECODED: usize = MIN_BASE64 / GROUP * 3;
 /// Characters of the shortest hex stretch that is decoded.
 const MIN_HEX: usize = 16;
 /// Escapes that make a text worth unescaping.
@@ -41,10 +45,13 @@ fn readable(bytes: Vec<u8>) -> Option<String> {
     let wide = bytes.len() >= 8 && bytes.iter().skip(1).step_by(2).all(|byte| *byte == 0);
     let bytes = if wide { bytes.into_iter().step_by(2).collect() } else { bytes };
     let text = String::from_utf8(bytes).ok()?;
-    let is_strange = |c: &char| c.is_control() && !matches!(c, '\n' | '\r' | '\t');
-    let strange = text.chars().filter(is_strange).count();
+    let strange = text.chars().filter(|c| is_strange(*c)).count();
     let letters = text.chars().filter(|c| c.is_alphabetic() || c.is_whitespace()).count();
     (strange * 20 <= text.len() && letters * 2 >= text.chars().count()).then_some(text)
+}
+
+fn is_strange(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\r' | '\t')
 }
 
 fn base64_in(text: &str, room: usize) -> Option<String> {
@@ -71,8 +78,11 @@ fn base64_in(text: &str, room: usize) -> Option<String> {
             end = next_end;
         }
         at = end + 1;
-        if let Some(decoded) = decoded(run) {
-            found.push_str(&decoded);
+        for text in decoded(run) {
+            if found.len() >= room {
+                break;
+            }
+            found.push_str(&text);
             found.push(' ');
         }
     }
@@ -83,7 +93,9 @@ fn is_base64(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_')
 }
 
-fn decoded(mut run: Vec<u8>) -> Option<String> {
+/// The texts in a run of base64 characters. Words that touch base64 shift its groups of four, and decode to
+/// other bytes.
+fn decoded(mut run: Vec<u8>) -> impl Iterator<Item = String> {
     for byte in &mut run {
         *byte = match *byte {
             b'-' => b'+',
@@ -91,10 +103,26 @@ fn decoded(mut run: Vec<u8>) -> Option<String> {
             other => other,
         };
     }
-    if run.len() % 4 == 1 {
-        run.pop();
+    (0..GROUP).flat_map(move |shift| texts_in(run.get(shift..).unwrap_or_default()))
+}
+
+/// The readable texts in groups of base64, of which the last may be incomplete.
+fn texts_in(groups: &[u8]) -> Vec<String> {
+    let whole = groups.len() - usize::from(groups.len() % GROUP == 1);
+    let Ok(bytes) = BASE64.decode(&groups[..whole]) else { return Vec::new() };
+    match readable(bytes.clone()) {
+        Some(text) => vec![text],
+        None => readable_stretches(&bytes).collect(),
     }
-    readable(BASE64.decode(run).ok()?)
+}
+
+/// The readable texts between bytes that are not.
+fn readable_stretches(bytes: &[u8]) -> impl Iterator<Item = String> {
+    bytes
+        .utf8_chunks()
+        .flat_map(|chunk| chunk.valid().split(is_strange))
+        .filter(|stretch| stretch.len() >= MIN_DECODED)
+        .filter_map(|stretch| readable(stretch.into()))
 }
 
 /// Pairs of hex digits, together or apart, with `0x` or `\x` before them or not.

@@ -58,7 +58,7 @@ pub(super) fn body(content: Content, bytes: u64, mut place: TenantPermit<'static
     shrink(&mut place, bytes);
     Body::from_stream(stream::try_unfold((content, place), |(mut content, place)| async move {
         let read = move || (content.next_piece(), content);
-        let done = fairness::blocking(read).await;
+        let done = fairness::on_files(read).await;
         let (piece, content) = done.map_err(|stopped| io::Error::other(stopped.to_string()))?;
         io::Result::Ok(piece?.map(|piece| (piece, (content, place))))
     }))

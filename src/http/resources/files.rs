@@ -3,7 +3,7 @@
 //! The three are one resource under three names: the handlers say whose files are meant. Contents
 //! stream in both directions. A path that the agent could neither read nor write, or that leads out
 //! of the workspace, is not there for a caller either. What a browser could execute is served as a
-//! download. Changes are audited.
+//! download. Changes are recorded in the audit log before they are made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,12 +39,12 @@ use crate::http::edge::extract::{Params, refuse_encoding};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
-use crate::runtime::{FileOwner as Owner, record_change};
+use crate::runtime::FileOwner as Owner;
 use crate::store::Store;
-use crate::tools::stored_files::{ChangeError, ListedFile, MAX_HASHED_FILE};
+use crate::tools::stored_files::{ListedFile, MAX_HASHED_FILE};
 
-/// How long a request waits for the record of its change.
-const ANSWERED: Duration = Duration::from_secs(10);
+/// How long a change waits for its record.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A file of a workspace.
 #[derive(Debug, Serialize, ToSchema)]
@@ -411,12 +411,16 @@ async fn put(
     let received = received(app, caller, pace.of(body.into_data_stream()));
     let file = pace.enforce(app.settings.body_timeout, received).await?;
     let Received { staged, size, etag } = file;
-    let change = async move { files.put(path, staged, size, condition).await };
-    let (by, whose, tag) = (caller.clone(), owner.clone(), etag.clone());
-    let act = move |(path, _): &(String, bool)| {
-        whose.act(&by, AuditAction::FileWritten, path, Some(&tag))
+    let (store, by, whose) = (Arc::clone(&app.store), caller.clone(), owner.clone());
+    let tag = etag.clone();
+    let change = async move {
+        let (path, condition) = files.judge(path, Some(size), condition).await?;
+        let act = whose.act(&by, AuditAction::FileWritten, &path, Some(&tag));
+        record(&store, act).await?;
+        let is_new = files.put(path.clone(), staged, size, condition).await?;
+        Ok::<_, Problem>((path, is_new))
     };
-    let (path, is_new) = recorded(&app.store, &caller.tenant, change, act).await?;
+    let (path, is_new) = completed(&caller.tenant, change).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
     let mut response = status.into_response();
     let headers = response.headers_mut();
@@ -434,36 +438,31 @@ async fn delete(
 ) -> Result<StatusCode, Problem> {
     let condition = Preconditions::read(headers).of_change();
     let files = app.runtime.files_of(&caller.tenant, &owner).await?;
-    let by = caller.clone();
-    let change = async move { files.delete(path, condition).await };
-    let act = move |path: &String| owner.act(&by, AuditAction::FileDeleted, path, None);
-    recorded(&app.store, &caller.tenant, change, act).await?;
+    let (store, by) = (Arc::clone(&app.store), caller.clone());
+    let change = async move {
+        let (path, condition) = files.judge(path, None, condition).await?;
+        record(&store, owner.act(&by, AuditAction::FileDeleted, &path, None)).await?;
+        files.delete(path, condition).await.map_err(Problem::from)
+    };
+    completed(&caller.tenant, change).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Changes a file and records that. Both are completed even if the client disconnects.
-async fn recorded<T: Send + 'static>(
-    store: &Arc<Store>,
-    tenant: &str,
-    change: impl Future<Output = Result<T, ChangeError>> + Send + 'static,
-    act: impl FnOnce(&T) -> Act + Send + 'static,
-) -> Result<T, Problem> {
-    let store = Arc::clone(store);
-    let both = async move {
-        let changed = change.await?;
-        let recording = tokio::spawn(record_change(store, act(&changed)));
-        match tokio::time::timeout(ANSWERED, recording).await {
-            Ok(Ok(recorded)) => recorded?,
-            Ok(Err(panic)) => return Err(Problem::internal(panic.to_string())),
-            Err(_) => {
-                let detail = "The file was changed. This is recorded in the audit log when the store \
-                              is available again.";
-                return Err(Problem::new(Code::StoreUnavailable, detail));
-            }
-        }
-        Ok::<T, Problem>(changed)
+/// Records a change of a file before it is made, so that a crash leaves no change without a record.
+async fn record(store: &Store, act: Act) -> Result<(), Problem> {
+    let Ok(recorded) = tokio::time::timeout(RECORD_TIMEOUT, store.record_act(act)).await else {
+        let detail = "The file was not changed, because the change could not be recorded.";
+        return Err(Problem::new(Code::StoreUnavailable, detail));
     };
-    let done = tokio::spawn(FairTask::new(CpuAccount::tenant(tenant), both)).await;
+    Ok(recorded?)
+}
+
+/// Completes a change even if the client disconnects.
+async fn completed<T: Send + 'static>(
+    tenant: &str,
+    change: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    let done = tokio::spawn(FairTask::new(CpuAccount::tenant(tenant), change)).await;
     done.map_err(|panic| Problem::internal(panic.to_string()))?
 }
 

@@ -161,6 +161,9 @@ impl Invocation {
             let code = if is_of_files { Code::InvalidInputs } else { Code::InvalidOverride };
             Problem::invalid(code, vec![error])
         };
+        if let Some(pointer) = misplaced_list(&body) {
+            return Err(invalid(ValidationError { pointer, message: "must be an object".into() }));
+        }
         let mut envelope = Map::new();
         for name in
             ["run_id", "session_id", "metadata", "priority", "available_at", "files", "dry_run"]
@@ -207,6 +210,20 @@ impl Invocation {
     }
 }
 
+/// The first list in the place of an object: serde would read it as the object's fields in order.
+fn misplaced_list(body: &Map<String, Value>) -> Option<String> {
+    let objects = ["budget", "webhook"].map(|name| (format!("/{name}"), body.get(name)));
+    let items = ["client_tools", "files"].into_iter().flat_map(move |name| {
+        let items = body.get(name).and_then(Value::as_array).into_iter().flatten().enumerate();
+        items.flat_map(move |(at, item)| {
+            let pointer = format!("/{name}/{at}");
+            [(format!("{pointer}/from"), item.get("from")), (pointer, Some(item))]
+        })
+    });
+    let mut places = objects.into_iter().chain(items);
+    places.find(|(_, value)| value.is_some_and(Value::is_array)).map(|(pointer, _)| pointer)
+}
+
 /// Takes the requested call out of the body.
 fn take_call(body: &mut Map<String, Value>) -> Result<GivenCall, Problem> {
     let mut envelope = Map::new();
@@ -234,11 +251,8 @@ fn overrides(kind: RunKind, mut body: Map<String, Value>) -> Result<Overrides, P
     if let Some(name) = body.keys().find(|name| !is_taken(name)) {
         return Err(refused(name, "is not a field of this request"));
     }
-    match body.get_mut("budget") {
-        Some(Value::Object(budget)) => budget.values_mut().for_each(as_whole),
-        // serde would read a list as the fields in order.
-        Some(Value::Array(_)) => return Err(refused("budget", "must be an object")),
-        _ => {}
+    if let Some(Value::Object(budget)) = body.get_mut("budget") {
+        budget.values_mut().for_each(as_whole);
     }
     fields(body).map_err(|error| {
         let mut error = in_range::<BudgetOverrides>("/budget", error);

@@ -6,13 +6,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
-use std::time::SystemTime;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::journal;
+use crate::clock;
 use crate::event::{AuditAction, ChangeKind, Event, RunEvent};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
@@ -41,7 +41,7 @@ pub(super) struct Changer {
 
 /// The last known change of each path.
 #[derive(Default)]
-pub(super) struct LastChanges(HashMap<String, (SystemTime, Changer)>);
+pub(super) struct LastChanges(HashMap<String, (DateTime<Utc>, Changer)>);
 
 impl LastChanges {
     /// The last changes of files of a workspace; nothing is read if there are none.
@@ -52,12 +52,11 @@ impl LastChanges {
         files: &[ListedFile],
     ) -> Result<Self, Problem> {
         let mut changes = Self::default();
-        let times = || files.iter().map(|file| file.modified);
+        let times = || files.iter().flat_map(times_of);
         let (Some(oldest), Some(newest)) = (times().min(), times().max()) else {
             return Ok(changes);
         };
-        let (oldest, newest) =
-            (DateTime::<Utc>::from(oldest) - SKEW, DateTime::<Utc>::from(newest) + SKEW);
+        let (oldest, newest) = (oldest - SKEW, newest + SKEW);
         let mut runs: Vec<Uuid> = users.run.into_iter().collect();
         let mut sharing: HashSet<Uuid> = runs.iter().copied().collect();
         if users.agent.is_some() || users.session.is_some() {
@@ -93,11 +92,11 @@ impl LastChanges {
         let changer = Changer { call: Some(call.call_id), run: Some(run_id), subject: None };
         for change in call.changes.unwrap_or_default() {
             if let Some(from) = change.from {
-                self.note(from, at.into(), Changer::default());
+                self.note(from, at, Changer::default());
             }
             let is_gone = change.change == ChangeKind::Deleted;
             let changer = if is_gone { Changer::default() } else { changer.clone() };
-            self.note(change.path, at.into(), changer);
+            self.note(change.path, at, changer);
         }
     }
 
@@ -127,13 +126,13 @@ impl LastChanges {
             let is_same = contents.get(path).is_some_and(|etag| *etag == named("etag"));
             if is_same {
                 let changer = Changer { subject: Some(row.subject), ..Changer::default() };
-                self.note(path.to_owned(), row.at.into(), changer);
+                self.note(path.to_owned(), row.at, changer);
             }
         }
         Ok(())
     }
 
-    fn note(&mut self, path: String, at: SystemTime, changer: Changer) {
+    fn note(&mut self, path: String, at: DateTime<Utc>, changer: Changer) {
         match self.0.get(&path) {
             Some((known, _)) if *known > at => {}
             _ => drop(self.0.insert(path, (at, changer))),
@@ -142,7 +141,15 @@ impl LastChanges {
 
     /// Who changed a file last; empty if it has been changed since.
     pub(super) fn take(&mut self, file: &ListedFile) -> Changer {
-        let known = self.0.remove(&file.path).filter(|(at, _)| file.modified <= *at);
+        let is_last = |at: &DateTime<Utc>| times_of(file).iter().any(|time| time <= at);
+        let known = self.0.remove(&file.path).filter(|(at, _)| is_last(at));
         known.map(|(_, changer)| changer).unwrap_or_default()
     }
+}
+
+/// When a file was changed: its time comes from this machine's clock, or that of its volume, which may agree with
+/// the database's.
+fn times_of(file: &ListedFile) -> [DateTime<Utc>; 2] {
+    let time = DateTime::<Utc>::from(file.modified);
+    [time, clock::of_machine(time)]
 }

@@ -98,17 +98,31 @@ pub(crate) async fn list_runs(
         let (data, next_cursor) = listed(&app, &caller.tenant, &filter, page).await?;
         return Ok(Json(RunPage { data, next_cursor, searched: None }));
     };
-    let found = search(&app, &caller.tenant, &filter, &text, page).await?;
+    let filters = (&filter, above(filter.status));
+    let found = search(&app, &caller.tenant, filters, &text, page).await?;
     let (mut views, mut data) = (RunViews::new(&app), Vec::with_capacity(found.runs.len()));
     views.read_ahead(&caller.tenant, &found.runs).await?;
     for run in found.runs {
-        data.push(views.summary(run).await?.listed());
+        let shown = views.summary(run).await?.listed();
+        if filter.status.is_none_or(|status| shown.status() == status) {
+            data.push(shown);
+        }
     }
     Ok(Json(RunPage { data, next_cursor: found.next_cursor, searched: Some(found.searched) }))
 }
 
 /// Runs that one request for a list looks at, at most.
 const MAX_LOOKED_AT: usize = 2_000;
+
+/// The statuses of child runs for which a run that waits for them may show this status.
+fn above(status: Option<RunStatus>) -> &'static [RunStatus] {
+    match status {
+        Some(RunStatus::Running) => &[RunStatus::Running, RunStatus::Queued],
+        Some(RunStatus::NeedsReview) => &[RunStatus::NeedsReview],
+        Some(RunStatus::AwaitingToolResults) => &[RunStatus::AwaitingToolResults],
+        _ => &[],
+    }
+}
 
 /// A page of runs. A run that waits for child runs shows their status and is listed by it, although its
 /// row has another one.
@@ -118,12 +132,7 @@ async fn listed(
     filter: &RunFilter,
     page: ListPage<RunCursor>,
 ) -> Result<(Vec<RunSummary>, Option<String>), Problem> {
-    let above: &[RunStatus] = match filter.status {
-        Some(RunStatus::Running) => &[RunStatus::Running, RunStatus::Queued],
-        Some(RunStatus::NeedsReview) => &[RunStatus::NeedsReview],
-        Some(RunStatus::AwaitingToolResults) => &[RunStatus::AwaitingToolResults],
-        _ => &[],
-    };
+    let above = above(filter.status);
     let ListPage { mut page, list } = page;
     let parents = RunFilter { status: None, ..filter.clone() };
     let cursor = |last: &RunCursor| time_position(last.at, &last.id).in_list(list);
@@ -271,8 +280,15 @@ pub(crate) async fn cancel_run(
         None => return Err(Problem::not_found("run")),
         Some(CancelOutcome::AlreadyEnded(run)) => (StatusCode::OK, run),
         Some(CancelOutcome::Requested(run)) => (StatusCode::ACCEPTED, run),
+        Some(CancelOutcome::Unreadable) => return Err(unreadable_row()),
     };
     Ok((status, answer_to(&app, &caller, run).await?))
+}
+
+fn unreadable_row() -> Problem {
+    let detail = "The run and those below it are cancelled, but the run's row in the database cannot be \
+                  read. Cancel it again when the row is repaired.";
+    Problem::new(Code::Internal, detail)
 }
 
 #[cfg(test)]

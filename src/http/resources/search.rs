@@ -22,7 +22,8 @@ use crate::fairness;
 use crate::http::edge::extract::invalid_parameter;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
-use crate::store::{Page, RunCursor, RunFilter, RunRecord, StoreError};
+use crate::run::RunStatus;
+use crate::store::{Page, RunCursor, RunFilter, RunRecord, SearchCandidate, StoreError};
 
 /// Runs that one request looks at.
 pub(crate) const RUNS: u32 = 10_000;
@@ -61,11 +62,12 @@ pub(crate) struct Found {
     pub(crate) searched: u32,
 }
 
-/// Looks for runs that have all words of `text`, whatever the case of A to Z.
+/// Looks for runs that have all words of `text`, whatever the case of A to Z. Beside the runs of the filter,
+/// it looks at those that wait for child runs with one of the statuses `above`.
 pub(crate) async fn search(
     app: &App,
     tenant: &str,
-    filter: &RunFilter,
+    (filter, above): (&RunFilter, &[RunStatus]),
     text: &str,
     page: ListPage<RunCursor>,
 ) -> Result<Found, Problem> {
@@ -85,9 +87,14 @@ pub(crate) async fn search(
     let (mut found, mut after) = (Found::default(), page.after);
     let cursor = |at, id: Uuid| time_position(at, &id.to_string()).in_list(list);
     let until = Instant::now() + MAX_WAIT;
+    let parents = RunFilter { status: None, ..filter.clone() };
     while found.searched < RUNS {
         let chunk = Page { limit: CHUNK, after: after.take() };
-        let candidates = app.store.search_runs(tenant, filter, &longest, &chunk).await?;
+        let mut candidates = app.store.search_runs(tenant, filter, &longest, &chunk).await?;
+        if !above.is_empty() {
+            let waiting = app.store.runs_above(tenant, above, &parents, &chunk).await?;
+            add_waiting(&mut candidates, waiting);
+        }
         for run in &candidates {
             found.searched += 1;
             let record = if run.may_match { readable(app, tenant, run.id).await? } else { None };
@@ -110,6 +117,18 @@ pub(crate) async fn search(
         after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
     }
     Ok(found)
+}
+
+/// Adds runs to a piece of the newest ones, which keeps its size.
+fn add_waiting(candidates: &mut Vec<SearchCandidate>, waiting: Vec<RunRecord>) {
+    candidates.extend(waiting.into_iter().map(|run| SearchCandidate {
+        id: run.id,
+        created_at: run.created_at,
+        may_match: true,
+    }));
+    candidates.sort_by_key(|run| std::cmp::Reverse((run.created_at, run.id)));
+    candidates.dedup_by_key(|run| run.id);
+    candidates.truncate(CHUNK as usize);
 }
 
 /// The run; `None` if it was deleted, or if its last event cannot be read.

@@ -22,7 +22,7 @@ use crate::http::state::App;
 use crate::http::state::Shared;
 use crate::run::{RunStatus, TerminationReason};
 use crate::runtime::{journals, own_turns};
-use crate::store::{ListedSession, Page, RunFilter, RunRecord, SessionDeleted};
+use crate::store::{ListedSession, RunRecord, SessionDeleted};
 
 /// How many of a session's newest runs are shown.
 const SHOWN: u32 = 200;
@@ -170,9 +170,7 @@ pub(crate) async fn get_session(
         .listed_session(&caller.tenant, &id)
         .await?
         .ok_or_else(|| Problem::not_found("session"))?;
-    let filter = RunFilter { session_id: Some(id.clone()), ..RunFilter::default() };
-    let mut runs =
-        app.store.runs(&caller.tenant, &filter, &Page { limit: SHOWN, after: None }).await?;
+    let mut runs = app.store.newest_runs_of_session(&caller.tenant, &id, SHOWN).await?;
     runs.retain(|run| run.parent_run_id.is_none());
     // Runs that have not begun come last.
     runs.sort_by_key(|run| (run.session_turn.unwrap_or(i64::MAX), run.created_at, run.id));

@@ -12,7 +12,7 @@ use sqlx::{Arguments, AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use crate::store::StoreError;
-use crate::store::batch::{Batch, Cancelling, Passed, Step};
+use crate::store::batch::{Batch, Cancelling, Passed, Statement, Step};
 use crate::store::sql::{Kind, Value};
 
 /// SQLSTATE of a division by zero, which only [`ALL_PASSED`] can cause.
@@ -44,7 +44,7 @@ pub(super) async fn write(
     if let Some(step) = batch.usage_step(|run| passed.contains_key(run)) {
         let (mut sql, mut arguments) = (String::new(), PgArguments::default());
         bind(&mut arguments, &step).map_err(sqlx::Error::Encode)?;
-        add(&mut sql, &mut 0, &step, "true");
+        add(&mut sql, &mut 0, step.statement, "true");
         sqlx::query_with(AssertSqlSafe(sql), arguments).execute(connection).await?;
     }
     Ok(passed)
@@ -77,33 +77,34 @@ fn compose(batch: &Batch, usage: Option<&Step>) -> String {
     let mut sql = String::from("WITH ");
     let mut bound = 0;
     for step in &batch.fence {
-        let _ = write!(sql, "{} AS (", step.name);
-        add(&mut sql, &mut bound, step, "");
+        let _ = write!(sql, "{} AS (", step.statement.name);
+        add(&mut sql, &mut bound, step.statement, "");
         sql.push_str("), ");
     }
     let passed: Vec<String> =
-        batch.fence.iter().map(|step| format!("SELECT * FROM {}", step.name)).collect();
+        batch.fence.iter().map(|step| format!("SELECT * FROM {}", step.statement.name)).collect();
     let _ = write!(sql, "passed AS ({})", passed.join(" UNION ALL "));
     for step in &batch.rest {
-        let _ = write!(sql, ", {}_rows AS (", step.name);
+        let _ = write!(sql, ", {}_rows AS (", step.statement.name);
         // `IS TRUE` keeps it a hashed subplan, where a plain `IN` would become a join.
-        add(&mut sql, &mut bound, step, "(w.run_id IN (SELECT id FROM passed)) IS TRUE");
+        add(&mut sql, &mut bound, step.statement, "(w.run_id IN (SELECT id FROM passed)) IS TRUE");
         sql.push(')');
     }
     if let Some(step) = usage {
-        let runs = bound + step.columns.len() + 1;
-        let _ = write!(sql, ", {}_rows AS (", step.name);
-        add(&mut sql, &mut bound, step, &format!("{ALL_PASSED} ${runs} THEN 1 ELSE 0 END) = 1"));
+        let runs = bound + step.statement.columns.len() + 1;
+        let _ = write!(sql, ", {}_rows AS (", step.statement.name);
+        let condition = format!("{ALL_PASSED} ${runs} THEN 1 ELSE 0 END) = 1");
+        add(&mut sql, &mut bound, step.statement, &condition);
         sql.push(')');
     }
     sql.push_str(" SELECT * FROM passed");
     sql
 }
 
-/// Adds the statement of a step, for the rows that satisfy both its own condition and this one.
-fn add(sql: &mut String, bound: &mut usize, step: &Step, condition: &str) {
-    let _ = write!(sql, "{} (SELECT ", step.head);
-    for (index, column) in step.columns.iter().enumerate() {
+/// Adds a statement, for the rows that satisfy both its own condition and this one.
+fn add(sql: &mut String, bound: &mut usize, statement: &Statement, condition: &str) {
+    let _ = write!(sql, "{} (SELECT ", statement.head);
+    for (index, column) in statement.columns.iter().enumerate() {
         *bound += 1;
         let comma = if index > 0 { ", " } else { "" };
         let (kind, cast) = match column.kind {
@@ -118,8 +119,8 @@ fn add(sql: &mut String, bound: &mut usize, step: &Step, condition: &str) {
         let _ = write!(sql, "{comma}unnest(${bound}::{kind}[]){cast} AS {}", column.name);
     }
     let conditions: Vec<&str> =
-        [step.condition, condition].into_iter().filter(|part| !part.is_empty()).collect();
-    let _ = write!(sql, ") AS w WHERE {} {}", conditions.join(" AND "), step.tail);
+        [statement.condition, condition].into_iter().filter(|part| !part.is_empty()).collect();
+    let _ = write!(sql, ") AS w WHERE {} {}", conditions.join(" AND "), statement.tail);
 }
 
 /// Binds the rows of a step column by column.
@@ -137,7 +138,7 @@ fn bind(arguments: &mut PgArguments, step: &Step) -> Result<(), sqlx::error::Box
             )
         };
     }
-    for (index, column) in step.columns.iter().enumerate() {
+    for (index, column) in step.statement.columns.iter().enumerate() {
         match column.kind {
             Kind::Int => array!(index, Int, |value: &Option<i64>| *value),
             Kind::Flag => array!(index, Flag, |value: &Option<bool>| *value),

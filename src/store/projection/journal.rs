@@ -1,14 +1,14 @@
 //! The encoding of events in rows of the journal.
 
 use std::borrow::Cow;
-use std::fmt::Write;
+use std::fmt::Display;
+use std::io::Write;
 
 use chrono::DateTime;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::event::Event;
-use crate::store::sql::json;
 use crate::store::tables::JournalRow;
 use crate::store::{RunWrite, StoreError};
 
@@ -29,15 +29,20 @@ pub(super) fn journal_row(write: &RunWrite) -> Result<JournalRow, StoreError> {
 
 /// Events as a JSON array of `{"at": microseconds, "type": …, "data": …}`.
 fn events_text(events: &[Event]) -> Result<String, StoreError> {
-    let mut text = String::from("[");
+    let unwritable = |why: &dyn Display| StoreError::Failed(format!("a value is not JSON: {why}"));
+    let mut text = vec![b'['];
     for (index, event) in events.iter().enumerate() {
         let comma = if index > 0 { "," } else { "" };
-        let what = json(&event.what)?;
-        let what = what.strip_prefix('{').unwrap_or(&what);
-        let _ = write!(text, "{comma}{{\"at\":{},{what}", event.at.timestamp_micros());
+        let _ = write!(text, "{comma}{{\"at\":{}", event.at.timestamp_micros());
+        let begun = text.len();
+        serde_json::to_writer(&mut text, &event.what).map_err(|error| unwritable(&error))?;
+        // The members of the event follow its time.
+        if let Some(brace) = text.get_mut(begun) {
+            *brace = b',';
+        }
     }
-    text.push(']');
-    Ok(text)
+    text.push(b']');
+    String::from_utf8(text).map_err(|error| unwritable(&error))
 }
 
 /// An event as it is encoded in the journal.

@@ -74,13 +74,14 @@ async fn run(
 impl Script {
     /// `is_exact`: the statements have no more rows than the step.
     fn add(&mut self, step: Step, is_exact: bool) -> Result<(), StoreError> {
-        let names: Vec<&str> = step.columns.iter().map(|column| column.name).collect();
+        let Step { statement, rows } = step;
+        let names: Vec<&str> = statement.columns.iter().map(|column| column.name).collect();
         // A column that has a value in every row; padding rows have NULL.
         let keys = ["run_id", "id", "tenant"];
         let key = keys.into_iter().find(|key| names.contains(key)).unwrap_or_default();
         let row = format!("(?{})", ", ?".repeat(names.len().saturating_sub(1)));
-        let condition = if step.condition.is_empty() { "true" } else { step.condition };
-        let mut rows = step.rows.into_iter().peekable();
+        let condition = if statement.condition.is_empty() { "true" } else { statement.condition };
+        let mut rows = rows.into_iter().peekable();
         while rows.peek().is_some() {
             let chunk: Vec<Vec<Value>> = rows.by_ref().take(MAX_ROWS).collect();
             let written = chunk.len();
@@ -90,8 +91,8 @@ impl Script {
                 self.text,
                 "WITH w ({}) AS (VALUES {values}) {} w WHERE w.{key} IS NOT NULL AND ({condition}) {};",
                 names.join(", "),
-                step.head,
-                step.tail,
+                statement.head,
+                statement.tail,
             );
             for value in chunk.into_iter().flatten() {
                 add_value(&mut self.arguments, value)?;

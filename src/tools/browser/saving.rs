@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::downloads::{Download, MAX_FILES};
 use crate::event::{ChangeKind, FileChange};
+use crate::fairness;
 use crate::governance::{Decision, Permit};
 use crate::tools::file_ops::blocking;
 use crate::tools::quota::Growth;
@@ -67,11 +68,11 @@ pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<S
             Growth::of_directories(destination.missing().len()),
         ];
         let over = |over| ToolError::ForModel(format!("{over}."));
-        workspace.admit_all(growths).map_err(over)?;
+        let _room = workspace.admit_all(growths).map_err(over)?;
         write(destination).map_err(failed)?;
         Ok(picture.len())
     };
-    let written: Result<Result<usize, ToolError>, _> = tokio::task::spawn_blocking(writing).await;
+    let written: Result<Result<usize, ToolError>, _> = fairness::on_files(writing).await;
     let failed = |_| ToolError::ForModel("The picture cannot be written.".into());
     let size = written.map_err(failed)??;
     context.changed.add(created(&path));
@@ -147,7 +148,7 @@ impl Saving<'_> {
             }
             let destination = workspace.destination(&path).map_err(system)?;
             let directories = Growth::of_directories(destination.missing().len());
-            workspace
+            let _room = workspace
                 .admit_all([Growth::of_file(None, size), directories])
                 .map_err(|over| over.to_string())?;
             let made = destination.make().map_err(system)?;

@@ -4,8 +4,8 @@
 //! There is no network between calls, nor for connections that the browser cannot hold (sockets,
 //! requests of service workers).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -18,21 +18,26 @@ use http::header::{
 use http::{HeaderMap, Method};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::chromium::Chromium;
 use crate::bounds::address;
+use crate::bounds::memory::TenantSemaphore;
 use crate::governance::{Decision, LaterRuling, Permit};
 use crate::outbound::{AddressPolicy, Client, Request, Response, Terms};
 use crate::run::Target;
 use crate::tools::requests::Requests;
 
-/// Requests of one page, and of all pages, that are sent at the same time; further ones wait.
+/// Requests of one page, of the pages of one tenant, and of all pages, that are sent at the same time;
+/// further ones wait.
 const CONNECTIONS: usize = 6;
-static PLACES: Semaphore = Semaphore::const_new(32);
+const CONNECTIONS_OF_TENANT: usize = 24;
+const ALL_CONNECTIONS: usize = 32;
+static PLACES: LazyLock<TenantSemaphore> =
+    LazyLock::new(|| TenantSemaphore::with_share(ALL_CONNECTIONS, CONNECTIONS_OF_TENANT));
 /// Answers that are handed to the browser at the same time: each is in memory three times then.
 static HANDED_OVER: Semaphore = Semaphore::const_new(2);
 /// Bytes of an answer, decompressed.
@@ -41,11 +46,15 @@ const MAX_BODY: usize = 5 * 1024 * 1024;
 const MAX_BYTES: usize = 64 * 1024 * 1024;
 /// Bytes of a request's body.
 const MAX_SENT: usize = 1024 * 1024;
+/// Bytes of the bodies of all requests of a page that are not answered.
+const MAX_SENT_AT_ONCE: usize = 8 * MAX_SENT;
 /// Headers about the connection, or about an encoding that is undone here.
 const CONNECTION_HEADERS: [HeaderName; 4] =
     [CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING, CONNECTION];
 /// Why a request is not sent whose body is not there as it would be sent.
 const NO_BODY: &str = "a request with a file, or with a body of more than 1 MiB, is not sent";
+/// The same where other requests of its page have large bodies.
+const TOO_MANY_BODIES: &str = "the page sends more than 8 MiB at once";
 
 /// The permit and the counters for the requests of a page during a call.
 #[derive(Clone)]
@@ -67,6 +76,8 @@ pub(super) struct Traffic {
     client: Client,
     timeout: Duration,
     connections: Semaphore,
+    /// Bytes that further bodies may have.
+    sent_at_once: Semaphore,
     access: Mutex<Option<NetworkAccess>>,
     under_way: AtomicUsize,
     /// Answers of the call under way that the browser stores and does not show.
@@ -122,6 +133,7 @@ impl Traffic {
             client,
             timeout,
             connections: Semaphore::new(CONNECTIONS),
+            sent_at_once: Semaphore::new(MAX_SENT_AT_ONCE),
             access: Mutex::default(),
             under_way: AtomicUsize::new(0),
             files: AtomicUsize::new(0),
@@ -153,10 +165,11 @@ impl Traffic {
     }
 
     /// Answers a request that the browser holds.
-    pub(super) async fn answer(&self, chromium: &Chromium, session: &str, paused: Value) {
+    pub(super) async fn answer(&self, chromium: &Chromium, session: &str, mut paused: Value) {
         let _counted = UnderWay::new(self);
+        let held = paused.get_mut("request").map(Value::take).unwrap_or_default();
         let id = &paused["requestId"];
-        let response = self.fetched(&paused["request"]).await;
+        let response = self.fetched(held).await;
         let Some(response) = response else {
             let failure = json!({"requestId": id, "errorReason": "BlockedByClient"});
             let _ = chromium.call(Some(session), "Fetch.failRequest", failure).await; // the page may be gone
@@ -172,33 +185,45 @@ impl Traffic {
     }
 
     /// The answer to a request; `None` where it is refused or failed, which is noted.
-    async fn fetched(&self, held: &Value) -> Option<Response> {
+    async fn fetched(&self, held: Value) -> Option<Response> {
         let access = self.access.lock().clone()?;
         let url = address::read(held["url"].as_str()?).ok()?;
         let method = Method::from_bytes(held["method"].as_str()?.as_bytes()).ok()?;
         let target = Target::of(&url, false);
-        let headers = headers_of(held)?;
-        let body = body_of(held);
-        let ruling = match body {
-            Some(_) => access.permit.ruling_on(&target),
-            None => LaterRuling {
+        let headers = headers_of(&held)?;
+        let body = self.admitted_body(&held);
+        drop(held); // it has the body twice, and the request may wait for its turn
+        let ruling = match &body {
+            Ok(_) => access.permit.ruling_on(&target),
+            Err(why) => LaterRuling {
                 decision: Decision::Blocked,
                 rule: "network",
                 pattern: None,
-                reason: Some(NO_BODY.to_owned()),
+                reason: Some((*why).to_owned()),
             },
         };
         let admitted = access.requests.ask(method.as_str(), target, ruling).await.ok()?;
-        let request = Request { method, url, headers, body: body? };
+        let (body, _room) = body.ok()?;
+        let request = Request { method, url, headers, body };
         let sent = access.ended.run_until_cancelled(self.send(request, &access)).await?;
         access.requests.settle(admitted, sent.as_ref().err().map(String::as_str));
         sent.ok()
     }
 
+    /// The body of a request, with the permit that it holds until the request is answered; or why the
+    /// request is not sent.
+    fn admitted_body(&self, held: &Value) -> Result<(Bytes, SemaphorePermit<'_>), &'static str> {
+        let body = body_of(held).ok_or(NO_BODY)?;
+        let bytes = u32::try_from(body.len()).map_err(|_| NO_BODY)?;
+        let room = self.sent_at_once.try_acquire_many(bytes);
+        room.map(|room| (body, room)).map_err(|_| TOO_MANY_BODIES)
+    }
+
     async fn send(&self, request: Request, access: &NetworkAccess) -> Result<Response, String> {
         let closing = |_| "the service is closing".to_owned();
+        let tenant = access.requests.tenant();
         let _connection = self.connections.acquire().await.map_err(closing)?;
-        let _place = PLACES.acquire().await.map_err(closing)?;
+        let _place = PLACES.acquire(&tenant).await; // never closed
         let left = MAX_BYTES.saturating_sub(access.received.load(Ordering::Relaxed));
         if left == 0 {
             return Err(format!("the page has read {MAX_BYTES} bytes in this call"));
@@ -206,7 +231,6 @@ impl Traffic {
         let host = address::shown_host(&request.url);
         let private = access.permit.private_networks().iter().copied();
         let addresses = AddressPolicy::public_and(private);
-        let tenant = access.requests.tenant();
         let terms = Terms {
             addresses: &addresses,
             judge: &|_: &Url| Ok(()), // was judged, and redirects are the browser's to follow
@@ -277,7 +301,31 @@ fn fulfilled(id: &Value, response: &Response) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
+
+    #[test]
+    fn no_tenant_sends_all_requests_of_pages() {
+        let take = |tenant| PLACES.acquire(tenant).now_or_never().flatten();
+        let of_one: Vec<_> = std::iter::from_fn(|| take("one")).collect();
+        assert_eq!(of_one.len(), CONNECTIONS_OF_TENANT);
+        assert!(take("other").is_some());
+    }
+
+    #[test]
+    fn the_bodies_that_a_page_sends_at_once_are_bounded() {
+        let traffic = Traffic::new(Client::new(), Duration::ZERO);
+        let large = BASE64_STANDARD.encode("x".repeat(MAX_SENT));
+        let held = json!({"hasPostData": true, "postDataEntries": [{"bytes": large}]});
+        let take = || traffic.admitted_body(&held);
+        let bodies: Vec<_> = std::iter::from_fn(|| take().ok()).collect();
+        assert_eq!(bodies.len(), MAX_SENT_AT_ONCE / MAX_SENT);
+        assert_eq!(take().err(), Some(TOO_MANY_BODIES));
+        assert!(traffic.admitted_body(&json!({})).is_ok());
+        drop(bodies);
+        assert!(take().is_ok());
+    }
 
     #[test]
     fn only_whole_bodies_are_sent() {

@@ -370,3 +370,15 @@ fn what_refers_to_itself_ends() {
     assert_eq!(circle.input_schema["properties"]["body"], json!({}));
     assert!(document.operation("c").err().unwrap().contains("too many others"));
 }
+
+#[test]
+fn a_secret_that_begins_like_another_leaves_nothing_of_it() {
+    let environment =
+        |name: &str| Some(if name == "ORG" { "acme" } else { "acme-9f8e7d" }.to_owned());
+    let mut secrets = mapping::Secrets::default();
+    for template in ["{{ env.ORG }}", "{{ env.TOKEN }}"] {
+        secrets.add("headers.a", template, &environment).unwrap();
+    }
+    let text = secrets.removed_from("acme-9f8e7d of acme".to_owned());
+    assert_eq!(text, "[redacted] of [redacted]");
+}

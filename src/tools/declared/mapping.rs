@@ -5,6 +5,7 @@
 //! Templates of the query and of headers may also use `env`, whose values are secrets: they are inserted
 //! here and appear in no message.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -69,7 +70,10 @@ impl Secrets {
 
     /// A text without them, as they are and as they stand in a query.
     pub(super) fn removed_from(&self, mut text: String) -> String {
-        for secret in self.0.values().filter(|secret| secret.len() >= MIN_REMOVED) {
+        let secrets = self.0.values().filter(|secret| secret.len() >= MIN_REMOVED);
+        let mut secrets: Vec<&String> = secrets.collect();
+        secrets.sort_by_key(|secret| Reverse(secret.len())); // one may be a part of another
+        for secret in secrets {
             let encoded: String = byte_serialize(secret.as_bytes()).collect();
             for written in [secret, &encoded] {
                 if text.contains(written.as_str()) {

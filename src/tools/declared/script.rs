@@ -23,6 +23,7 @@ use crate::bounds::json;
 use crate::bounds::schema::Schema;
 use crate::bounds::secrets;
 use crate::bounds::text::quoted;
+use crate::fairness;
 use crate::governance::{Action, ActionKind, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::{Effect, SandboxLevel};
@@ -168,7 +169,7 @@ impl ScriptTool {
         let root = context.workspace.root();
         let own = [(&self.directory, GrantKind::Tree), (&program.path, GrantKind::File)];
         let own = own.map(|(path, kind)| Grant { path: path.clone(), access: Access::RUN, kind });
-        let looked = tokio::task::spawn_blocking(move || {
+        let looked = fairness::on_files(move || {
             let in_words = |e: &dyn std::error::Error| e.to_string();
             let (mut reach, before) = reach::workspace(&permit, &root, writes, false, has_mounts)
                 .map_err(|e| in_words(&e))?;

@@ -4,6 +4,7 @@
 //! against the declared schema, if any. Progress messages are bounded in rate and size. If it fails, the
 //! model reads the end of its standard error.
 
+use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -87,8 +88,9 @@ pub(super) struct AnswerReader {
 }
 
 impl AnswerReader {
-    pub(super) fn new(schema: Option<Schema>, secrets: Vec<String>) -> Self {
-        let secrets = secrets.into_iter().filter(|secret| secret.len() >= MIN_REMOVED).collect();
+    pub(super) fn new(schema: Option<Schema>, mut secrets: Vec<String>) -> Self {
+        secrets.retain(|secret| secret.len() >= MIN_REMOVED);
+        secrets.sort_by_key(|secret| Reverse(secret.len())); // one may be a part of another
         Self { schema, secrets }
     }
 
@@ -219,4 +221,17 @@ fn checked(schema: &Schema, value: &Value) -> Result<(), String> {
         };
         odd(&rejected.faults().into_iter().map(fault).collect::<String>())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_that_begins_like_another_leaves_nothing_of_it() {
+        let secrets = ["abcd", "abcd-efgh"].map(str::to_owned).to_vec();
+        let reader = AnswerReader::new(None, secrets);
+        let text = reader.without_secrets("abcd-efgh, abcd".to_owned());
+        assert_eq!(text, "[redacted], [redacted]");
+    }
 }

@@ -6,9 +6,11 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -18,6 +20,7 @@ use uuid::Uuid;
 use super::FileOps;
 use crate::governance::{Action, Call, Gate, Permit, Policy, Verdict};
 use crate::run::{Autonomy, Caller, Effect, Labels};
+use crate::tools::file_locks::FileLocks;
 use crate::tools::lease::Lease;
 use crate::tools::requests::Requests;
 use crate::tools::{
@@ -79,8 +82,17 @@ impl Fixture {
             requests: Requests::default(),
             input: None,
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
         Self { home, runtime, gate: Gate::new(policy).unwrap(), context, tool: FileOps::new() }
+    }
+
+    /// On a volume that replicas share.
+    pub(super) fn on_volume() -> Self {
+        let mut world = Self::new();
+        let locks = FileLocks::on_volume(world.home.path().to_owned());
+        world.context.workspace = world.context.workspace.locked_by(&locks);
+        world
     }
 
     pub(super) fn outside(&self) -> &Path {
@@ -171,6 +183,29 @@ impl Fixture {
     pub(super) fn call(&self, arguments: &Value) -> Result<String, String> {
         let permit = self.permit(arguments)?;
         self.execute(permit, arguments)
+    }
+
+    /// Whether a call waits while no thread is free that may block, first for its actions and then to be executed.
+    pub(super) fn waits_for_threads(&self, arguments: &Value) -> [bool; 2] {
+        let permit = self.permit(arguments).unwrap();
+        let actions = self.waits(self.tool.actions(arguments, &self.context));
+        let execution = self.tool.execute(permit, arguments.clone(), &self.context);
+        [actions, self.waits(execution)]
+    }
+
+    fn waits<T>(&self, work: impl Future<Output = Result<T, ToolError>>) -> bool {
+        self.runtime.block_on(async {
+            let (free, is_free) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || is_free.recv());
+            let mut work = pin!(work);
+            let waits = work.as_mut().now_or_never().is_none();
+            drop(free);
+            assert!(busy.await.unwrap().is_err());
+            if waits {
+                work.await.map_err(message_of).unwrap();
+            }
+            waits
+        })
     }
 }
 

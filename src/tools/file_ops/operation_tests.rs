@@ -20,6 +20,7 @@ use crate::run::Autonomy;
 use crate::run::Effect::{self, Idempotent, Once, Read};
 use crate::tools::lease::Lease;
 use crate::tools::quota::{Growth, Quota, QuotaLimits};
+use crate::tools::staged_file::link_and_unlink;
 use crate::tools::{ChangeRecorder, Standing, Workspace};
 
 #[test]
@@ -245,12 +246,16 @@ fn where_the_system_has_no_rename_without_loss_a_link_does_it() {
     world.put("from", "mine");
     world.put("taken", "theirs");
     let dir = world.workspace().open_dir(".").unwrap();
-    let error =
-        crate::tools::staged_file::link_and_unlink(&dir, "from", &dir, "taken").unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
-    crate::tools::staged_file::link_and_unlink(&dir, "from", &dir, "free").unwrap();
-    assert_eq!([world.text("taken"), world.text("free")], ["theirs", "mine"]);
-    assert!(!world.at("from").exists());
+    world.put("dir/file", "mine");
+    for (from, free, taken, moved) in
+        [("from", "free", "taken", "free"), ("dir", "other", "taken", "other/file")]
+    {
+        let error = link_and_unlink(&dir, from, &dir, taken).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists, "{from}");
+        link_and_unlink(&dir, from, &dir, free).unwrap();
+        assert_eq!([world.text(taken), world.text(moved)], ["theirs", "mine"]);
+        assert!(!world.at(from).exists(), "{from}");
+    }
 }
 
 #[test]
@@ -414,6 +419,26 @@ fn stopped_work_changes_nothing() {
     assert!(reading::read(world.workspace(), "page.txt", None, None, &stop).is_err());
     assert_eq!(world.text("old.txt"), "old");
     assert_eq!(fs::read_dir(world.at(".")).unwrap().count(), 2);
+}
+
+/// A volume may hang, and would hang the thread of its task.
+#[test]
+fn no_call_looks_at_files_of_a_volume_on_the_thread_of_its_task() {
+    let world = Fixture::on_volume();
+    world.put("a.txt", "one\n");
+    for arguments in [
+        json!({"operation": "read", "path": "a.txt"}),
+        json!({"operation": "list"}),
+        json!({"operation": "stat", "path": "a.txt"}),
+        json!({"operation": "append", "path": "a.txt", "content": "two\n"}),
+        json!({"operation": "edit", "path": "a.txt", "old": "two", "new": "three"}),
+        json!({"operation": "edit", "path": "a.txt", "old": "three", "new": "four", "replace_all": true}),
+        json!({"operation": "mkdir", "path": "d"}),
+        json!({"operation": "delete", "path": "d"}),
+    ] {
+        assert_eq!(world.waits_for_threads(&arguments), [true, true], "{arguments}");
+    }
+    assert_eq!(world.text("a.txt"), "one\nfour\n");
 }
 
 #[tokio::test]

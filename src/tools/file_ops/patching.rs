@@ -119,7 +119,8 @@ pub(super) fn apply(
     }
     let makes = permit.actions().iter().flat_map(|action| &action.makes);
     let directories = Growth::of_directories(makes.collect::<BTreeSet<_>>().len());
-    workspace.admit_all(planned.iter().filter_map(Planned::growth).chain([directories]))?;
+    let growths = planned.iter().filter_map(Planned::growth).chain([directories]);
+    let _room = workspace.admit_all(growths)?;
     let missing: Vec<String> =
         planned.iter().filter(|one| one.dir.is_none()).map(|one| one.path.clone()).collect();
     let mut made = ParentDirectories::default();

@@ -17,7 +17,7 @@ use super::{Kind, Permit, ToolError, Workspace, refused, special, stopped};
 use crate::event::{ChangeKind, FileChange};
 use crate::tools::ChangeRecorder;
 use crate::tools::file_locks::FileLock;
-use crate::tools::quota::Growth;
+use crate::tools::quota::{Admitted, Growth};
 use crate::tools::staged_file::{StagedFile, rename_without_loss};
 use crate::tools::workspace::{DestinationPath, ParentDirectory, open_for_reading};
 
@@ -72,7 +72,8 @@ pub(super) fn write(
         Some(Err(_)) | None => None,
     };
     let before = existing.as_ref().map(Metadata::len);
-    let made = admitted(workspace, destination, Growth::of_file(before, content.len() as u64))?;
+    let growth = Growth::of_file(before, content.len() as u64);
+    let (made, _room) = admitted(workspace, destination, growth)?;
     let (dir, name) = (made.dir(), made.name());
     let staged =
         StagedFile::with(dir, content, existing.as_ref()).map_err(|e| refused(path, &e))?;
@@ -119,7 +120,7 @@ pub(super) fn append(
     let length = destination.holder().and_then(|dir| dir.symlink_metadata(destination.name()).ok());
     let length = length.map(|metadata| metadata.len());
     let after = length.unwrap_or(0) + content.len() as u64;
-    let made = admitted(workspace, destination, Growth::of_file(length, after))?;
+    let (made, _room) = admitted(workspace, destination, Growth::of_file(length, after))?;
     let (dir, name) = (made.dir(), made.name());
     let lock = locked(workspace, path, &[(dir, name)], stop)?;
     let earlier = Before::of(dir, name, MAX_COMPARED as u64);
@@ -228,7 +229,7 @@ pub(super) fn edit(
             "{path:?} would have {length} bytes after {count} replacements, more than {MAX_EDITED}"
         )));
     }
-    workspace.admit(Growth::of_file(Some(before.len()), length))?;
+    let _room = workspace.admit(Growth::of_file(Some(before.len()), length))?;
     let after = text.replace(old, new);
     let staged = StagedFile::with(&dir, &after, Some(&before)).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
@@ -262,10 +263,11 @@ fn admitted<'p>(
     workspace: &Workspace,
     destination: DestinationPath<'p>,
     growth: Growth,
-) -> Result<ParentDirectory<'p>, ToolError> {
-    workspace.admit_all([growth, Growth::of_directories(destination.missing().len())])?;
+) -> Result<(ParentDirectory<'p>, Option<Admitted>), ToolError> {
+    let directories = Growth::of_directories(destination.missing().len());
+    let room = workspace.admit_all([growth, directories])?;
     let path = destination.path();
-    destination.make().map_err(|e| refused(path, &e))
+    Ok((destination.make().map_err(|e| refused(path, &e))?, room))
 }
 
 /// Makes a directory.
@@ -279,7 +281,7 @@ pub(super) fn mkdir(
         let there =
             destination.holder().and_then(|dir| dir.symlink_metadata(destination.name()).ok());
         let adds = usize::from(!there.is_some_and(|metadata| metadata.is_dir()));
-        let made = admitted(workspace, destination, Growth::of_directories(adds))?;
+        let (made, _room) = admitted(workspace, destination, Growth::of_directories(adds))?;
         match made.dir().create_dir(made.name()) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_directory(&made) => {}
             done => {
@@ -334,7 +336,7 @@ pub(super) fn rename(
         Some(Kind::Special) => return Err(special(to)),
         Some(Kind::File | Kind::Link) | None => {}
     }
-    let made = admitted(workspace, destination, Growth::default())?;
+    let (made, _room) = admitted(workspace, destination, Growth::default())?;
     let (to_dir, to_name) = (made.dir(), made.name());
     let lock = locked(workspace, to, &[(&from_dir, from_name), (to_dir, to_name)], stop)?;
     let lost = permit.allows_destruction().then(|| content_of(to_dir, to_name, there)).flatten();

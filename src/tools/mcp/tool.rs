@@ -137,6 +137,9 @@ impl Tool for McpTool {
             }
             // It asks for a repetition of the call.
             tokio::time::sleep(pause).await;
+            if self.effect_now().0 != Effect::Read {
+                context.standing.until_valid().await;
+            }
             pause = (pause * 2).min(LONGEST_PAUSE);
             given = Some(InputAnswer { round, ..asked.answered(BTreeMap::new()) });
         }

@@ -43,6 +43,8 @@ struct Preparation<'a> {
     handle: std::sync::Arc<Dir>,
     actions: Vec<Action>,
     runs_others: bool,
+    /// Entries that were looked at for patterns so far.
+    walked: usize,
     /// Bytes of arguments so far.
     size: usize,
 }
@@ -69,6 +71,7 @@ pub(super) fn prepare(
         handle,
         actions: Vec::new(),
         runs_others: false,
+        walked: 0,
         size: 0,
     };
     if let Some(path) = directory {
@@ -140,7 +143,7 @@ impl Preparation<'_> {
         let mut arguments = vec![name];
         for word in words {
             let matches = if word.is_pattern() {
-                expanded(&self.handle, &word.pattern())?
+                expanded(&self.handle, &word.pattern(), &mut self.walked)?
             } else {
                 Vec::new()
             };

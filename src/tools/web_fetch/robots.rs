@@ -80,7 +80,7 @@ impl Rules {
     fn read(text: &str) -> Self {
         let mut groups: Vec<(Vec<String>, Vec<Rule>)> = Vec::new();
         let mut count = 0;
-        for line in text.lines() {
+        for line in text.trim_start_matches('\u{feff}').lines() {
             let line = line.split('#').next().unwrap_or_default();
             let Some((key, value)) = line.split_once(':') else { continue };
             let value = value.trim();
@@ -168,6 +168,7 @@ mod tests {
         for (agent, path, expected) in table {
             assert_eq!(rules.permit(path, agent), expected, "{agent} {path}");
         }
+        assert!(!Rules::read("\u{feff}User-agent: *\nDisallow: /").permit("/", "x"));
         assert!(Rules::read("").permit("/", "x"));
         let many = format!("User-agent: *\nDisallow: {}", "*a".repeat(5000));
         assert!(Rules::read(&many).permit(&format!("/{}", "a".repeat(4000)), "x"));

@@ -137,6 +137,13 @@ async fn keys_that_are_needed_are_revoked_only_by_force(db: Db) {
     let revoked = remote(&service, &["keys", "revoke", id, "--tenant", "acme", "--json"]).await;
     assert!(json_of(&revoked)["revoked_at"].is_string(), "{}{}", revoked.out, revoked.err);
 
+    let own = json_of(&remote(&service, &[&create[..], &["keys:admin"]].concat()).await);
+    let admin = std::mem::replace(&mut service.key, own["key"].as_str().unwrap().to_owned());
+    let itself = ["keys", "revoke", own["id"].as_str().unwrap(), "--json"];
+    let revoked = remote(&service, &itself).await;
+    assert_eq!((revoked.code, &json_of(&revoked)["id"]), (Some(0), &own["id"]), "{}", revoked.err);
+    service.key = admin;
+
     let forced =
         remote(&service, &["keys", "revoke", "testadmin", "--force", "--descendants"]).await;
     assert_eq!(

@@ -17,7 +17,7 @@ use crate::service::{Service, Setup, answer};
 /// Longer than a busy machine keeps a process from its heartbeat.
 pub(super) const LEASE: Duration = Duration::from_secs(8);
 /// How long everything may take to end when nothing is wrong any more.
-pub(super) const PATIENCE: Duration = Duration::from_secs(90);
+pub(super) const PATIENCE: Duration = Duration::from_mins(5);
 /// What a run writes.
 const LINES: &str = "1\n2\n3\n4\n";
 

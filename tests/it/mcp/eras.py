@@ -5,11 +5,8 @@ META = "io.modelcontextprotocol/"
 mode = sys.argv[1]
 if mode == "file":
     mode = open("era.txt").read() if os.path.exists("era.txt") else sys.argv[2]
-if mode.startswith("slow-"):
-    time.sleep(1.5)
-    mode = mode[5:]
-is_late = mode.startswith("late-")
-if is_late:
+is_slow, is_late = mode.startswith("slow-"), mode.startswith("late-")
+if is_slow or is_late:
     mode = mode[5:]
 has_session = is_mute = False
 
@@ -105,19 +102,35 @@ def answered(name, params, id):
         return call(params, id, is_new)
     return (-32601, f"Method not found: {name}", None)
 
-for line in sys.stdin:
-    asked = json.loads(line)
-    note("said.txt", asked)
-    if mode == "hangs" or asked.get("id") is None:
-        continue
+def respond(asked):
     result = answered(asked.get("method"), asked.get("params") or {}, asked["id"])
-    if is_late and asked["method"] == "server/discover":
-        threading.Timer(1.1, say, [{"jsonrpc": "2.0", "id": asked["id"], "result": result}]).start()
-        continue
     if is_mute:
-        continue
+        return
     if isinstance(result, tuple):
         code, message, data = result
         say({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": code, "message": message, **({"data": data} if data else {})}})
     elif result is not None:
         say({"jsonrpc": "2.0", "id": asked["id"], "result": result})
+
+first = None
+for line in sys.stdin:
+    asked = json.loads(line)
+    note("said.txt", asked)
+    if mode == "hangs":
+        note("asked_at.txt", int(time.time() * 1000))
+    if mode == "hangs" or asked.get("id") is None:
+        continue
+    if not (is_slow or is_late):
+        respond(asked)
+    elif asked["method"] != "initialize":
+        first = asked
+    elif is_slow:
+        # Asked in both eras, it answers in the order of the questions.
+        is_slow = False
+        for it in filter(None, [first, asked]):
+            respond(it)
+    else:
+        is_late = False
+        respond(asked)
+        if first:
+            threading.Timer(0.2, respond, [first]).start()

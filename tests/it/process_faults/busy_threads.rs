@@ -63,9 +63,9 @@ async fn a_replica_without_a_thread_to_spare_keeps_its_lease() {
 async fn until_silent(service: &Service) -> Instant {
     let begun = Instant::now();
     loop {
-        assert!(begun.elapsed() < Duration::from_mins(1), "it was never busy");
+        assert!(begun.elapsed() < Duration::from_mins(5), "it was never busy");
         let since = Instant::now();
-        let probe = service.request(Method::GET, "/healthz").timeout(Duration::from_secs(3));
+        let probe = service.request(Method::GET, "/healthz").timeout(Duration::from_secs(5));
         match probe.send().await {
             Ok(_) => tokio::time::sleep(Duration::from_millis(2)).await,
             Err(error) if error.is_timeout() => return since,

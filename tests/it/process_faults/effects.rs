@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// How long the calls may take to come.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// `hold` says when the first request of a name is held: before its effect, after it, or never.
 pub(super) const TOOLS: &str = "

@@ -111,7 +111,7 @@ impl Site {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let held = tokio::time::timeout(Duration::from_mins(1), held).await;
+        let held = tokio::time::timeout(Duration::from_mins(5), held).await;
         assert!(held.is_ok(), "the program of {run} was not started: {}", self.logs());
     }
 
@@ -189,6 +189,6 @@ pub(super) async fn until_answered(service: &Service, count: usize) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let all = tokio::time::timeout(Duration::from_mins(1), all).await;
+    let all = tokio::time::timeout(Duration::from_mins(5), all).await;
     assert!(all.is_ok(), "the answers did not come\n{}", service.log());
 }

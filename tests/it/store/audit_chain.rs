@@ -13,6 +13,8 @@ on_both! {
     a_chain_that_was_made_again_is_found,
     the_beginning_of_signing_is_recorded,
     late_records_are_closed_with_the_next,
+    late_records_do_not_close_others_again,
+    records_of_one_instant_are_closed_once,
     two_replicas_close_each_stretch_once,
     late_records_that_are_too_old_stay_outside,
     retention_deletes_whole_stretches,
@@ -289,6 +291,44 @@ async fn late_records_that_are_too_old_stay_outside(db: Db) {
         let found = faults(&db).await;
         assert!(found.len() == 1 && found[0].1.contains("1 records"), "{found:?}");
     }
+}
+
+/// The last record of a stretch and the first of the next one can be of one instant.
+async fn records_of_one_instant_are_closed_once(db: Db) {
+    let begun = now() - TimeDelta::minutes(1);
+    for second in [0, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13] {
+        let mut script = Script::owned();
+        let mut first = script.start();
+        let at = begun + TimeDelta::seconds(second);
+        first.audit = vec![AuditRecord { at, ..audited(&call("file_ops", "{}"), "allowed") }];
+        db.commit("me", &first).await;
+    }
+    let mut closed = 0;
+    for _ in 0..10 {
+        let outcome = close_one(&db, closing(3), &|_| None).await;
+        closed += usize::from(matches!(outcome, Closed::Stretch(_)));
+    }
+    assert_eq!((closed, faults_with(&db, NO_KEY).await), (5, vec![]));
+}
+
+async fn late_records_do_not_close_others_again(db: Db) {
+    write(&db, 4).await;
+    let between = now();
+    write(&db, 5).await;
+    assert_eq!(close_with(&db, 3, &|_| None).await, 3);
+    for micros in 0..2 {
+        let mut late = Script::owned();
+        let mut first = late.start();
+        let at = between + TimeDelta::microseconds(micros);
+        first.audit = vec![AuditRecord { at, ..audited(&call("file_ops", "{}"), "allowed") }];
+        db.commit("me", &first).await;
+        let outcome = close_one(&db, closing(3), &|_| None).await;
+        let Closed::Stretch(stretch) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((stretch.records, stretch.first_at), (1, at));
+        let outcome = close_one(&db, closing(3), &|_| None).await;
+        assert!(matches!(outcome, Closed::Nothing(_)), "{outcome:?}");
+    }
+    assert_eq!(faults_with(&db, NO_KEY).await, []);
 }
 
 async fn two_replicas_close_each_stretch_once(db: Db) {

@@ -13,6 +13,7 @@ use super::*;
 on_both! {
     parallel_runs_never_overspend,
     a_refusal_names_the_cap_and_takes_nothing,
+    a_run_reserves_in_all_budgets_above_it_or_in_none,
     settling_states_totals_and_may_be_repeated,
     a_budget_is_opened_once,
     a_run_outside_of_a_tree_is_granted_everything,
@@ -60,11 +61,11 @@ async fn open(db: &Db, root: Uuid, caps: Caps, spent: Amounts) {
 }
 
 async fn reserve(db: &Db, root: Uuid, run: Uuid, wanted: Amounts) -> Reserved {
-    db.store.reserve((root, run), ME, wanted).await.unwrap().unwrap()
+    db.store.reserve((&[root], run), ME, wanted).await.unwrap().unwrap()
 }
 
 async fn settle(db: &Db, root: Uuid, run: Uuid, spent: Amounts, ended: bool) {
-    let settled = db.store.settle((root, run), ME, spent, ended).await.unwrap();
+    let settled = db.store.settle((&[root], run), ME, spent, ended).await.unwrap();
     assert_eq!(settled, Settled::Done);
 }
 
@@ -86,10 +87,10 @@ async fn parallel_runs_never_overspend(db: Db) {
         let run = driven(&db).await;
         runs.spawn(async move {
             // One that is settled makes no room: what it took is spent.
-            let reserved = store.reserve((root, run), ME, iteration(20)).await.unwrap();
+            let reserved = store.reserve((&[root], run), ME, iteration(20)).await.unwrap();
             let granted = reserved == Some(Reserved::Granted);
             let spent = if granted { iteration(20) } else { NONE };
-            let settled = store.settle((root, run), ME, spent, true).await.unwrap();
+            let settled = store.settle((&[root], run), ME, spent, true).await.unwrap();
             assert_eq!(settled, Settled::Done);
             u64::from(granted)
         });
@@ -148,6 +149,45 @@ async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
     assert_eq!(reserve(&db, root, run, much).await, Reserved::Granted);
 }
 
+async fn a_run_reserves_in_all_budgets_above_it_or_in_none(db: Db) {
+    let (root, middle) = (driven(&db).await, driven(&db).await);
+    let one = driven(&db).await;
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    let other = script.id;
+    open(&db, root, CAPS, iteration(100)).await;
+    open(&db, middle, Caps::of_model_calls(Some(300), None).unwrap(), iteration(50)).await;
+    let reserve = async |run: Uuid, wanted: Amounts| {
+        db.store.reserve((&[root, middle, run], run), ME, wanted).await.unwrap().unwrap()
+    };
+    assert_eq!(reserve(one, iteration(200)).await, Reserved::Granted);
+    let refusal =
+        CapExceeded { limit: "max_total_tokens", used: 50, reserved: 200, wanted: 200, max: 300 };
+    assert_eq!(reserve(other, iteration(200)).await, Reserved::Refused(refusal));
+    for (of, spent) in [(root, 100), (middle, 50)] {
+        let budget = budget(&db, of).await;
+        assert_eq!((budget.spent, budget.reserved), (iteration(spent), iteration(200)), "{of}");
+    }
+    let reserved = reserve(other, Amounts { tool_calls: 5, ..NONE }).await;
+    assert!(matches!(reserved, Reserved::Refused(refusal) if refusal.limit == "max_tool_calls"));
+    for _ in 0..2 {
+        let settled = db.store.settle((&[root, middle, one], one), ME, iteration(20), true).await;
+        assert_eq!(settled.unwrap(), Settled::Done);
+    }
+    assert_eq!(reserve(other, iteration(200)).await, Reserved::Granted, "there is room again");
+    for (of, tokens) in [(root, 120), (middle, 70)] {
+        let budget = budget(&db, of).await;
+        let spent = Amounts { iterations: 2, ..iteration(tokens) };
+        assert_eq!((budget.spent, budget.reserved), (spent, iteration(200)), "{of}");
+    }
+    // Of a run that has ended unsettled, the sweep settles all holds.
+    db.commit("me", &script.write(vec![completed(json!({}))])).await;
+    db.store.sweep(&[]).await.unwrap();
+    for of in [root, middle] {
+        assert_eq!(budget(&db, of).await.reserved, NONE, "{of}");
+    }
+}
+
 async fn settling_states_totals_and_may_be_repeated(db: Db) {
     let (root, run) = (driven(&db).await, driven(&db).await);
     open(&db, root, CAPS, iteration(100)).await;
@@ -199,7 +239,7 @@ async fn a_sweep_settles_runs_without_a_driver(db: Db) {
         db.commit(owner, &script.start()).await;
         open(&db, tree, CAPS, NONE).await;
         let by = Ownership { owner, ..ME };
-        let reserved = db.store.reserve((tree, script.id), by, iteration(30)).await.unwrap();
+        let reserved = db.store.reserve((&[tree], script.id), by, iteration(30)).await.unwrap();
         assert_eq!(reserved, Some(Reserved::Granted));
     }
     let begun =
@@ -223,7 +263,7 @@ async fn a_sweep_settles_runs_without_a_driver(db: Db) {
     // A row that cannot be read keeps its own hold alone.
     let mut damaged = Script::with(|new| new.parent_run_id = Some(tree));
     db.commit("me", &damaged.start()).await;
-    let reserved = db.store.reserve((tree, damaged.id), ME, iteration(30)).await.unwrap();
+    let reserved = db.store.reserve((&[tree], damaged.id), ME, iteration(30)).await.unwrap();
     assert_eq!(reserved, Some(Reserved::Granted));
     for script in [&mut damaged, &mut driven] {
         db.commit("me", &script.write(vec![completed(json!({}))])).await;
@@ -261,12 +301,12 @@ async fn a_former_owner_changes_no_budget(db: Db) {
     let (run, you) = taken_over(&db).await;
     let before = budget(&db, run).await;
     for zombie in [ME, Ownership { epoch: 2, ..ME }, Ownership { epoch: 1, ..you }] {
-        assert_eq!(db.store.reserve((run, run), zombie, iteration(1)).await.unwrap(), None);
-        let settled = db.store.settle((run, run), zombie, iteration(900), true).await.unwrap();
+        assert_eq!(db.store.reserve((&[run], run), zombie, iteration(1)).await.unwrap(), None);
+        let settled = db.store.settle((&[run], run), zombie, iteration(900), true).await.unwrap();
         assert_eq!(settled, Settled::Fenced);
         assert_eq!(budget(&db, run).await, before);
     }
-    let settled = db.store.settle((run, run), you, iteration(30), false).await.unwrap();
+    let settled = db.store.settle((&[run], run), you, iteration(30), false).await.unwrap();
     let SharedBudget { spent, reserved, .. } = budget(&db, run).await;
     assert_eq!((settled, spent, reserved), (Settled::Done, iteration(30), NONE));
 
@@ -299,8 +339,15 @@ async fn postgres_a_reservation_that_waited_sees_who_owns_the_run_now() {
     let mut other = connection.begin().await.unwrap();
     sqlx::query("SELECT 1 FROM budgets FOR UPDATE").execute(&mut *other).await.unwrap();
     let store = db.store.clone();
-    let zombie =
-        tokio::spawn(async move { store.reserve((run, run), ME, iteration(1)).await.unwrap() });
+    let zombie = tokio::spawn(async move {
+        loop {
+            match store.reserve((&[run], run), ME, iteration(1)).await {
+                // A busy machine lets it wait for longer than a statement may take.
+                Err(error) if error.is_transient() => {}
+                reserved => break reserved.unwrap(),
+            }
+        }
+    });
     until_blocked(&mut observer).await;
     assert!(db.store.give_back("me", run, 1, Requeue::AtOnce).await.unwrap());
     db.store.claim_run("you", run).await.unwrap().unwrap();

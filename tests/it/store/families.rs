@@ -10,6 +10,9 @@ use super::*;
 on_both! {
     a_run_is_taken_by_its_name,
     cancelling_a_run_cancels_its_children,
+    cancelling_a_run_that_cannot_be_read_cancels_its_children,
+    ancestors_are_told_from_the_root_on,
+    a_descendant_that_cannot_be_read_hides_no_other,
     a_sweep_cancels_children_of_ended_runs,
 }
 
@@ -81,6 +84,61 @@ async fn cancelling_a_run_cancels_its_children(db: Db) {
     assert_eq!(db.status(stranger.id).await, RunStatus::Queued);
     let again = db.store.request_cancel(TENANT, parent.id, "key", None).await.unwrap();
     assert!(matches!(again, Some(CancelOutcome::Requested(_))), "{again:?}");
+}
+
+async fn cancelling_a_run_that_cannot_be_read_cancels_its_children(db: Db) {
+    let mut parent = Script::owned();
+    let mut child = child_of(&parent, RunStatus::Running);
+    for script in [&mut parent, &mut child] {
+        db.commit("me", &script.start()).await;
+    }
+    db.execute(&format!("UPDATE runs SET kind = 'odd' WHERE id = '{}'", parent.id)).await;
+    for _ in 0..2 {
+        let outcome = db.store.request_cancel(TENANT, parent.id, "key", None).await.unwrap();
+        assert_eq!(outcome, Some(CancelOutcome::Unreadable));
+    }
+    let mut asked = db.store.cancel_requests("me").await.unwrap();
+    asked.sort_unstable();
+    let mut expected = vec![(parent.id, None), (child.id, None)];
+    expected.sort_unstable();
+    assert_eq!(asked, expected);
+}
+
+async fn ancestors_are_told_from_the_root_on(db: Db) {
+    let mut root = Script::owned();
+    let mut child = child_of(&root, RunStatus::Running);
+    let mut grandchild = child_of(&child, RunStatus::Queued);
+    for script in [&mut root, &mut child, &mut grandchild] {
+        db.commit("me", &script.start()).await;
+    }
+    db.execute(&format!("UPDATE runs SET kind = 'odd' WHERE id = '{}'", root.id)).await;
+    let above = |tenant, run| db.store.ancestors(tenant, run);
+    let expected = [(root.id, "reader".to_owned()), (child.id, "reader".to_owned())];
+    assert_eq!(above(TENANT, grandchild.id).await.unwrap(), expected);
+    assert!(above(TENANT, root.id).await.unwrap().is_empty());
+    assert!(above("other", grandchild.id).await.unwrap().is_empty());
+}
+
+async fn a_descendant_that_cannot_be_read_hides_no_other(db: Db) {
+    let mut root = Script::owned();
+    db.commit("me", &root.start()).await;
+    let mut tokens = 0;
+    for _ in 0..2 {
+        let mut child = child_of(&root, RunStatus::Running);
+        db.commit("me", &child.start()).await;
+        let begun = RunEvent::IterationStarted {
+            attempt: 1,
+            iteration: 1,
+            answer_only: false,
+            limit: None,
+        };
+        db.commit("me", &child.write(vec![begun, responded(1, &[])])).await;
+        tokens += db.store.run(TENANT, child.id).await.unwrap().unwrap().usage.total_tokens();
+        let damage = "UPDATE runs SET consumption = '{' WHERE id =";
+        db.execute(&format!("{damage} '{}'", child.id)).await;
+    }
+    let below = db.store.descendants(TENANT, root.id).await.unwrap();
+    assert_eq!((below.usage.total_tokens(), below.iterations), (tokens, 2));
 }
 
 async fn a_sweep_cancels_children_of_ended_runs(db: Db) {

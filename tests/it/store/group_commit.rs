@@ -19,6 +19,7 @@ on_both! {
     a_shutdown_commits_queued_writes,
     a_closed_store_is_reported_when_patience_ends,
     an_attempt_in_progress_does_not_undo_a_redelivery,
+    a_delivery_whose_row_cannot_be_read_fails_alone,
 }
 
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -233,6 +234,29 @@ async fn an_attempt_in_progress_does_not_undo_a_redelivery(db: Db) {
     db.store.settle_delivery(&claimed, &failed).await.unwrap();
     let again = db.store.claim_deliveries(&lane, 9, PATIENCE).await.unwrap();
     assert!(again.iter().any(|delivery| delivery.id == claimed.id), "{again:?}");
+}
+
+async fn a_delivery_whose_row_cannot_be_read_fails_alone(db: Db) {
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let mut told = Script::with(|new| new.webhook = Some("https://example.com".into()));
+        db.commit("me", &told.start()).await;
+        ids.push(told.id);
+    }
+    let [damaged, whole] = *ids else { unreachable!() };
+    let set =
+        |column: &str| format!("UPDATE webhook_outbox SET {column} WHERE run_id = '{damaged}'");
+    db.execute(&set("response_status = -1")).await;
+    let lane = db.store.due_lanes("", 9).await.unwrap().remove(0);
+    let claimed = db.store.claim_deliveries(&lane, 9, PATIENCE).await.unwrap();
+    assert!(!claimed.is_empty() && claimed.iter().all(|it| it.run_id == whole), "{claimed:?}");
+    db.execute(&set("response_status = NULL")).await;
+    let failed = db.store.failed_deliveries(TENANT, damaged).await.unwrap();
+    assert!(!failed.is_empty(), "they are due again for ever");
+    for delivery in failed {
+        assert_eq!(delivery.status, DeliveryStatus::Failed, "{delivery:?}");
+        assert_eq!(delivery.error.as_deref(), Some("its row cannot be read"));
+    }
 }
 
 /// The first change of a delivery is given up as in a deadlock.

@@ -10,6 +10,7 @@ on_both! {
     other_agents_and_tenants_do_not_recall_it,
     the_most_relevant_comes_first,
     no_text_is_ever_syntax,
+    both_databases_leave_out_the_same_common_words,
     it_goes_with_its_run,
 }
 
@@ -140,6 +141,15 @@ async fn no_text_is_ever_syntax(db: Db) {
         let filter = MemoryFilter { text: Some(text.into()), ..MemoryFilter::default() };
         let found = db.store.memory(TENANT, &filter, &page(10, None)).await.unwrap();
         assert!(found.len() <= 1, "{text:.40}");
+    }
+}
+
+async fn both_databases_leave_out_the_same_common_words(db: Db) {
+    remember(&db, "pelicans nest here").await;
+    for (text, expected) in [("about pelicans before those", 1), ("here", 0), ("about herons", 0)] {
+        let filter = MemoryFilter { text: Some(text.into()), ..MemoryFilter::default() };
+        let found = db.store.memory(TENANT, &filter, &page(10, None)).await.unwrap();
+        assert_eq!(found.len(), expected, "{text}");
     }
 }
 

@@ -71,7 +71,9 @@ async fn an_answer_that_a_death_loses_is_asked_for_once_more_and_charged(db: Db)
     );
     let mut service = Setup::new().agent("asker", ASKER).config(&models).start(db).await;
     mock.always(Reply::text("done"));
-    let plain = service.run("asker", &json!({})).await;
+    // From the queue, so that its answer is streamed, as those of resumed runs are.
+    let plain = service.enqueue("asker").await;
+    let plain = until_completed(&service, &plain).await;
     let mut lost = 0;
     for _ in 0..rounds(1) {
         let asked = mock.counts().started;

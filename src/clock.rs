@@ -22,7 +22,7 @@ pub fn now() -> DateTime<Utc> {
     if let Some(now) = simulated::now() {
         return now;
     }
-    (machine() + TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed))).trunc_subsecs(6)
+    of_machine(machine()).trunc_subsecs(6)
 }
 
 /// A time of this machine's clock, such as that of a file, by the database's clock.

@@ -37,8 +37,8 @@ pub struct Glob {
 enum Matcher {
     /// The text is the glob.
     Whole,
-    /// The text begins with the glob, without the asterisk at its end.
-    Prefix,
+    /// The text begins with this: the glob without the asterisk at its end.
+    Prefix(Box<str>),
     Regex(Regex),
 }
 
@@ -95,7 +95,9 @@ impl Glob {
             }
         }
         let matcher = match written.strip_suffix('*') {
-            Some(prefix) if !literal_separator && !prefix.contains(SPECIAL) => Matcher::Prefix,
+            Some(prefix) if !literal_separator && !prefix.contains(SPECIAL) => {
+                Matcher::Prefix(prefix.into())
+            }
             None if !written.contains(SPECIAL) => Matcher::Whole,
             _ => Matcher::Regex(compiled(&[parsed(written, literal_separator)?.regex()])?),
         };
@@ -111,9 +113,7 @@ impl Glob {
     pub fn is_match(&self, text: &str) -> bool {
         match &self.matcher {
             Matcher::Whole => *self.written == *text,
-            Matcher::Prefix => {
-                self.written.strip_suffix('*').is_some_and(|prefix| text.starts_with(prefix))
-            }
+            Matcher::Prefix(prefix) => text.starts_with(&**prefix),
             Matcher::Regex(regex) => regex.is_match(text.as_bytes()),
         }
     }

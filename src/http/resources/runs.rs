@@ -98,8 +98,7 @@ pub(crate) async fn list_runs(
         let (data, next_cursor) = listed(&app, &caller.tenant, &filter, page).await?;
         return Ok(Json(RunPage { data, next_cursor, searched: None }));
     };
-    let filters = (&filter, above(filter.status));
-    let found = search(&app, &caller.tenant, filters, &text, page).await?;
+    let found = search(&app, &caller.tenant, &filter, above(filter.status), &text, page).await?;
     let (mut views, mut data) = (RunViews::new(&app), Vec::with_capacity(found.runs.len()));
     views.read_ahead(&caller.tenant, &found.runs).await?;
     for run in found.runs {

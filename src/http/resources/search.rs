@@ -67,7 +67,8 @@ pub(crate) struct Found {
 pub(crate) async fn search(
     app: &App,
     tenant: &str,
-    (filter, above): (&RunFilter, &[RunStatus]),
+    filter: &RunFilter,
+    above: &[RunStatus],
     text: &str,
     page: ListPage<RunCursor>,
 ) -> Result<Found, Problem> {

@@ -24,6 +24,8 @@ use crate::bounds::json;
 use crate::bounds::secrets;
 use crate::bounds::template::{TemplateError, Templates, Undefined, is_template};
 
+/// Bytes from which on a secret is looked for in answers.
+const MIN_REMOVED: usize = 4;
 /// Methods that a tool may have.
 const METHODS: [Method; 6] =
     [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
@@ -70,10 +72,7 @@ impl Secrets {
 
     /// A text without them, as they are and as they stand in a query.
     pub(super) fn removed_from(&self, mut text: String) -> String {
-        let secrets = self.0.values().filter(|secret| secret.len() >= MIN_REMOVED);
-        let mut secrets: Vec<&String> = secrets.collect();
-        secrets.sort_by_key(|secret| Reverse(secret.len())); // one may be a part of another
-        for secret in secrets {
+        for secret in removable(self.0.values()) {
             let encoded: String = byte_serialize(secret.as_bytes()).collect();
             for written in [secret, &encoded] {
                 if text.contains(written.as_str()) {
@@ -89,8 +88,14 @@ impl Secrets {
     }
 }
 
-/// Bytes from which on a value is looked for in answers: a shorter one would be found everywhere.
-const MIN_REMOVED: usize = 4;
+/// The secrets that are looked for in answers, the longest first, because one may be a part of another. A short one
+/// would be found everywhere.
+pub(super) fn removable<S: AsRef<str>>(secrets: impl IntoIterator<Item = S>) -> Vec<S> {
+    let long = secrets.into_iter().filter(|secret| secret.as_ref().len() >= MIN_REMOVED);
+    let mut secrets: Vec<S> = long.collect();
+    secrets.sort_by_key(|secret| Reverse(secret.as_ref().len()));
+    secrets
+}
 
 /// The variables that a template names as `env.NAME`.
 fn named(template: &str) -> impl Iterator<Item = &str> {

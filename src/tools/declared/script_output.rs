@@ -4,12 +4,12 @@
 //! against the declared schema, if any. Progress messages are bounded in rate and size. If it fails, the
 //! model reads the end of its standard error.
 
-use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::mapping::removable;
 use super::outcome;
 use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
@@ -31,8 +31,6 @@ const MAX_SAID: usize = 4 * 1024;
 const MAX_CUT: usize = MAX_RESULT - 1024;
 /// Faults of an answer that are listed to a model.
 const MAX_FAULTS: usize = 8;
-/// Bytes from which on a secret is looked for: a shorter one would be found everywhere.
-const MIN_REMOVED: usize = 4;
 
 /// The progress that one call reports.
 pub(super) struct ProgressReporter<'a> {
@@ -88,10 +86,8 @@ pub(super) struct AnswerReader {
 }
 
 impl AnswerReader {
-    pub(super) fn new(schema: Option<Schema>, mut secrets: Vec<String>) -> Self {
-        secrets.retain(|secret| secret.len() >= MIN_REMOVED);
-        secrets.sort_by_key(|secret| Reverse(secret.len())); // one may be a part of another
-        Self { schema, secrets }
+    pub(super) fn new(schema: Option<Schema>, secrets: Vec<String>) -> Self {
+        Self { schema, secrets: removable(secrets) }
     }
 
     /// The answer, or the error.

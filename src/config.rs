@@ -481,6 +481,7 @@ fn resolve(
                 dir: sources.resolve("tools.workspace.dir", &settings.tools.workspace.dir),
                 ..settings.tools.workspace
             },
+            browser: settings.tools.browser.located(&sources),
             ..settings.tools
         },
         credentials,

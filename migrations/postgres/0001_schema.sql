@@ -264,6 +264,8 @@ CREATE TABLE audit_log (
     tenant      text        NOT NULL,
     at          timestamptz NOT NULL,
     id          uuid        NOT NULL,
+    -- Of a record that was written late: when the decision was made. `at` is then when it was written.
+    decided_at  timestamptz,
     action      text        NOT NULL,
     run_id      uuid,
     call_id     uuid,

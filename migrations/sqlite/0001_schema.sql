@@ -224,6 +224,8 @@ CREATE TABLE audit_log (
     tenant      TEXT    NOT NULL,
     at          INTEGER NOT NULL,
     id          TEXT    NOT NULL,
+    -- Of a record that was written late: when the decision was made. `at` is then when it was written.
+    decided_at  INTEGER,
     action      TEXT    NOT NULL,
     run_id      TEXT,
     call_id     TEXT,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::tools;
 use crate::agents::{Catalogue, DefinitionProblem};
@@ -47,14 +48,19 @@ fn due(name: &str, flags: &Flags, tools: &Mistakes) -> String {
 
 /// Maximum size of a compared file, in bytes; of larger files, only the size is compared.
 const MAX_READ: u64 = 4 << 20;
+/// After this time, the messages about files that stay as they are are made again: whether a file is broken depends on
+/// other files, too.
+const RENEWAL: Duration = Duration::from_secs(30);
+
+/// Hashes of the contents of files, by what the files are called in problems.
+type Hashes = BTreeMap<String, u64>;
 
 /// The files that are read at the start, with hashes of their contents.
 pub(super) struct StartupFiles {
     config: Config,
     /// The command line flags of this process, with the path of the configuration file.
     flags: Flags,
-    /// A hash of the content, by what the file is called in problems.
-    hashes: BTreeMap<String, u64>,
+    hashes: Hashes,
 }
 
 impl StartupFiles {
@@ -64,10 +70,16 @@ impl StartupFiles {
         Self { config: config.clone(), flags, hashes }
     }
 
+    /// The current hashes; and if they are not the `last` ones or the messages `are_due`, the files that are
+    /// changed since the start.
+    fn look(&self, last: &Hashes, are_due: bool) -> (Hashes, Option<BTreeMap<String, String>>) {
+        let now = hashes_of(self.config.file.as_deref(), &self.config.tools_dir);
+        let changed = (are_due || now != *last).then(|| self.changed(&now));
+        (now, changed)
+    }
+
     /// The files that are changed, new or gone, each with its message.
-    fn changed(&self) -> BTreeMap<String, String> {
-        let file = self.config.file.as_deref();
-        let now = hashes_of(file, &self.config.tools_dir);
+    fn changed(&self, now: &Hashes) -> BTreeMap<String, String> {
         let names =
             self.hashes.keys().chain(now.keys().filter(|name| !self.hashes.contains_key(*name)));
         let changed: Vec<&String> =
@@ -84,14 +96,18 @@ impl StartupFiles {
     /// Compares the files every `interval`, off the executor.
     pub(super) async fn watch(self, catalogue: Arc<Catalogue>, interval: Duration) {
         let files = Arc::new(self);
-        let mut reported = BTreeMap::new();
+        let mut last = files.hashes.clone();
+        let (mut reported, mut made_at) = (BTreeMap::new(), Instant::now());
         loop {
             tokio::time::sleep(interval).await;
-            let files_of_task = Arc::clone(&files);
-            let Ok(changed) = tokio::task::spawn_blocking(move || files_of_task.changed()).await
-            else {
+            let (files, are_due) = (Arc::clone(&files), made_at.elapsed() >= RENEWAL);
+            let look = move || files.look(&last, are_due);
+            let Ok((now, changed)) = tokio::task::spawn_blocking(look).await else {
                 return; // a panic, which was logged
             };
+            last = now;
+            let Some(changed) = changed else { continue };
+            made_at = Instant::now();
             if changed == reported {
                 continue;
             }
@@ -110,8 +126,8 @@ impl StartupFiles {
     }
 }
 
-fn hashes_of(file: Option<&Path>, tools: &Path) -> BTreeMap<String, u64> {
-    let mut seen = BTreeMap::new();
+fn hashes_of(file: Option<&Path>, tools: &Path) -> Hashes {
+    let mut seen = Hashes::new();
     if let Some(file) = file {
         let name = file.file_name().unwrap_or(file.as_os_str());
         let name = name.to_string_lossy().into_owned();
@@ -158,6 +174,26 @@ fn document_of(path: &Path, content: &[u8]) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_stays_as_it_is_is_judged_once_and_again_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("toolloop.toml");
+        let write = |text: &str| std::fs::write(&file, text).unwrap();
+        write("");
+        let text = Some((file.as_path(), ""));
+        let config = Config::load(text, std::iter::empty(), &Flags::default());
+        let files = StartupFiles::of(&config.unwrap(), Flags::default());
+        let at_start = files.hashes.clone();
+        assert_eq!(files.look(&at_start, false), (at_start.clone(), None));
+        write("[server]\n");
+        let (now, changed) = files.look(&at_start, false);
+        assert!(changed.unwrap().contains_key("toolloop.toml"));
+        assert_eq!(files.look(&now, false), (now.clone(), None));
+        assert!(files.look(&now, true).1.unwrap().contains_key("toolloop.toml"));
+        write("");
+        assert_eq!(files.look(&now, false), (at_start, Some(BTreeMap::new())));
+    }
 
     #[test]
     fn a_file_of_tools_changes_with_the_document_that_it_names() {

@@ -248,7 +248,7 @@ impl<'a> Tag<'a> {
             .find(|c: char| c.is_ascii_whitespace() || c == '/' || c == '>')
             .unwrap_or(inside.len());
         let mut tag = Tag {
-            name: inside[..end.min(32)].to_ascii_lowercase(),
+            name: inside[..inside.floor_char_boundary(end.min(32))].to_ascii_lowercase(),
             closes,
             closes_itself: false,
             attributes: Vec::new(),

@@ -31,6 +31,7 @@ fn pages_are_written_anew() {
         ),
         ("<td>x</td><tr>y", "xy"),
         ("<custom-element>a</custom-element>b", " a b"),
+        ("<aääääääääääääääää>b", " b"),
         (
             "<img src=/i.png alt='a \"b\"'><br/>",
             "<img src=\"https://site.example/i.png\" alt=\"a &quot;b&quot;\"><br>",

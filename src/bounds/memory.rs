@@ -56,6 +56,12 @@ pub fn is_scarce() -> bool {
     LIMIT.is_some_and(|limit| used().is_some_and(|used| used > limit / 100 * SCARCE_PERCENT))
 }
 
+/// A share of the memory limit, between 16 MiB and 1 GiB.
+fn share_in_kib() -> u32 {
+    let kib = share_of_limit().map_or(u64::MAX, |part| part >> 10).clamp(16 << 10, 1 << 20);
+    u32::try_from(kib).unwrap_or(u32::MAX)
+}
+
 /// A semaphore over the memory that all contents of one kind may take together.
 #[derive(Debug)]
 pub struct MemorySemaphore {
@@ -70,8 +76,7 @@ impl MemorySemaphore {
 
     /// Permits for a share of the memory limit, between 16 MiB and 1 GiB.
     pub fn of_share() -> Self {
-        let kib = share_of_limit().map_or(u64::MAX, |part| part >> 10).clamp(16 << 10, 1 << 20);
-        Self::of_kib(u32::try_from(kib).unwrap_or(u32::MAX))
+        Self::of_kib(share_in_kib())
     }
 
     /// The size of all permits together, in bytes.
@@ -128,12 +133,55 @@ impl TenantSemaphore {
         let permit = self.free.acquire_many(permits).await.ok()?;
         Some(TenantPermit { permit, of_tenant })
     }
+
+    /// Takes several permits if they are free now.
+    pub fn try_acquire_many(&self, tenant: &str, permits: u32) -> Option<TenantPermit<'_>> {
+        let new = || Semaphore::new(self.permits_per_tenant);
+        let own = self.tenants.get_or_insert_with(tenant.to_owned(), new);
+        let of_tenant = own.try_acquire_many_owned(permits).ok()?;
+        let permit = self.free.try_acquire_many(permits).ok()?;
+        Some(TenantPermit { permit, of_tenant })
+    }
 }
 
 impl TenantPermit<'_> {
     /// Releases so many of several permits.
     pub fn release(&mut self, permits: usize) {
         drop((self.permit.split(permits), self.of_tenant.split(permits)));
+    }
+}
+
+/// A semaphore over the memory that all contents of one kind may take together, those of one tenant half of it,
+/// because their clients decide for how long they take it.
+#[derive(Debug)]
+pub struct TenantMemory {
+    kib: TenantSemaphore,
+    most_of_tenant: u32,
+}
+
+impl TenantMemory {
+    pub fn of_kib(kib: u32) -> Self {
+        Self { kib: TenantSemaphore::new(kib as usize), most_of_tenant: kib / 2 }
+    }
+
+    /// Permits for a share of the memory limit, between 16 MiB and 1 GiB.
+    pub fn of_share() -> Self {
+        Self::of_kib(share_in_kib())
+    }
+
+    /// Waits for a permit for this number of bytes. A content that is larger than a tenant's part takes all of
+    /// that. Never `None`, because nothing closes the semaphores.
+    pub async fn acquire(&self, tenant: &str, bytes: u64) -> Option<TenantPermit<'_>> {
+        self.kib.acquire_many(tenant, self.permits(bytes)).await
+    }
+
+    /// Takes a permit for this number of bytes if it is free now.
+    pub fn try_acquire(&self, tenant: &str, bytes: u64) -> Option<TenantPermit<'_>> {
+        self.kib.try_acquire_many(tenant, self.permits(bytes))
+    }
+
+    fn permits(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(self.most_of_tenant)
     }
 }
 
@@ -257,5 +305,20 @@ mod tests {
         assert!(take("other").is_none());
         several.release(1);
         assert!(take("other").is_some());
+    }
+
+    #[tokio::test]
+    async fn a_tenant_has_half_of_the_memory_however_large_a_content_is() {
+        let memory = TenantMemory::of_kib(8);
+        let huge = memory.try_acquire("one", 1 << 40).unwrap();
+        assert!(memory.try_acquire("one", 1 << 10).is_none());
+        let mut waiting = std::pin::pin!(memory.acquire("one", 1 << 10));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        let other = memory.try_acquire("other", 4 << 10).unwrap();
+        assert!(memory.try_acquire("third", 1 << 10).is_none(), "all of it is taken");
+        drop(huge);
+        assert!(waiting.await.is_some());
+        drop(other);
+        assert!(memory.try_acquire("third", 4 << 10).is_some());
     }
 }

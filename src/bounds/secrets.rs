@@ -16,12 +16,14 @@ use super::pattern::{Author, Pattern};
 use super::schema::VALUES;
 
 mod credentials;
+mod cuts;
 mod known_secrets;
 mod named_secrets;
 mod pieces;
 mod shapes;
 mod values;
 
+pub use cuts::{head, tail};
 pub use known_secrets::{of_environment, remember, without_known_secrets};
 pub use pieces::StreamRedactor;
 use values::Quoting;

@@ -225,7 +225,8 @@ async fn export(client: &Client, which: &Which, as_ocsf: bool) -> anyhow::Result
 fn ocsf(record: &Value) -> Value {
     let field = |name: &str| record.get(name).cloned().unwrap_or_default();
     let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
-    let time = text("at").parse::<DateTime<Utc>>().map(|at| at.timestamp_millis()).ok();
+    let time = |name| text(name).parse::<DateTime<Utc>>().ok();
+    let time = time("decided_at").or_else(|| time("at")).map(|time| time.timestamp_millis());
     let is_refused = text("decision") == "blocked";
     let (status_id, status) = match text("outcome") {
         "succeeded" => (1, "Success"),

@@ -44,6 +44,7 @@ use serde_json::json;
 use crate::app::{self, AppError};
 use crate::config::{Config, ConfigError, Flags};
 use crate::http;
+use crate::message::visible::escaped;
 use crate::telemetry::{LogFormat, Logs};
 
 const AFTER_HELP: &str = "\
@@ -291,7 +292,7 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(u8::from(!problems.is_empty())));
     }
     for warning in &findings.warnings {
-        output::print(&format!("warning: {warning}"))?;
+        output::print(&escaped(&format!("warning: {warning}")))?;
     }
     if problems.is_empty() {
         let file = config
@@ -305,7 +306,7 @@ async fn check(flags: &Flags, json: bool) -> anyhow::Result<ExitCode> {
         };
         output::print(&format!("{file} and the agents in {dir} are valid.{lost}"))?;
     } else {
-        output::print(&problems.join("\n"))?;
+        output::print(&escaped(&problems.join("\n")))?;
     }
     Ok(ExitCode::from(u8::from(!problems.is_empty())))
 }

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
+use super::sources::Sources;
 use super::values::{self, count, duration};
 
 /// Pixels of a viewport: its width, and its height.
@@ -31,6 +32,16 @@ pub struct Browser {
     #[serde(deserialize_with = "viewport")]
     #[schemars(with = "String", regex(pattern = "^[0-9]+x[0-9]+$"))]
     pub viewport: (u32, u32),
+}
+
+impl Browser {
+    /// With the path of the program relative to the file that names it.
+    pub(super) fn located(mut self, sources: &Sources) -> Self {
+        if !self.path.as_os_str().is_empty() {
+            self.path = sources.resolve("tools.browser.path", &self.path);
+        }
+        self
+    }
 }
 
 fn viewport<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(u32, u32), D::Error> {

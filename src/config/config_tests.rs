@@ -184,6 +184,14 @@ fn paths_are_relative_to_the_file_or_the_current_directory() {
     }
     let config = from_env(&[("TOOLLOOP_TOOLS__WORKSPACE", "w")]).unwrap();
     assert_eq!(config.tools.workspace.dir, Path::new("w"));
+
+    let program = |file: &str, env: &[(&str, &str)]| {
+        load(file, env, &Flags::default()).unwrap().tools.browser.path
+    };
+    let file = "[tools.browser]\npath = \"bin/chromium\"";
+    assert_eq!(program(file, &[]), Path::new("conf/bin/chromium"));
+    assert_eq!(program(file, &[("TOOLLOOP_TOOLS__BROWSER__PATH", "b")]), Path::new("b"));
+    assert_eq!(program("", &[]), Path::new(""));
 }
 
 #[test]

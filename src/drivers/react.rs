@@ -121,7 +121,7 @@ impl React {
         let act = match decision.r#type.as_str() {
             Some("call_tool") => tool_call(decision, base, ask, check),
             Some("final_answer") => final_answer(decision),
-            Some(other) => Err(format!("`type` is {other:?}; it must be {types}")),
+            Some(other) => Err(format!("`type` is {}; it must be {types}", quoted(other))),
             None => Err(format!("`type` is missing; it must be {types}")),
         }?;
         self.fields.as_ref().map_or(Ok(()), |fields| fields.check(decision))?;

@@ -225,6 +225,20 @@ fn decisions_are_read_and_checked() {
 }
 
 #[test]
+fn an_error_repeats_little_of_what_the_model_wrote() {
+    let agent = agent(false);
+    let long = "x".repeat(1 << 20);
+    for text in [
+        format!(r#"{{"type": "{long}"}}"#),
+        format!(r#"{{"type": "call_tool", "tool": "{long}"}}"#),
+    ] {
+        let reading = agent.read(&REACT, &agent.ask(ToolChoice::Auto), &text, FinishReason::Stop);
+        let told = summary_of(&reading);
+        assert!(told.starts_with("not valid: ") && told.len() < 400, "{} bytes", told.len());
+    }
+}
+
+#[test]
 fn a_decision_is_kept_as_it_was_written_and_its_thought_as_text() {
     let agent = agent(false);
     let decision =

@@ -19,6 +19,9 @@ pub trait TreeBudget: Send + Sync {
     /// Reserves these amounts, if they are left.
     async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed>;
 
+    /// Reserves these amounts, even those that are not left.
+    async fn reserve_beyond(&self, wanted: Amounts) -> Result<(), AppendFailed>;
+
     /// States what the run has spent in total, which releases its reservations, and whether it has ended.
     async fn settle(&self, spent: Amounts, ended: bool) -> Result<(), AppendFailed>;
 
@@ -50,6 +53,11 @@ impl SharedBudget {
     /// Reserves these amounts, if they are left.
     pub(super) async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed> {
         self.tree.reserve(wanted).await
+    }
+
+    /// Reserves these amounts, even those that are not left.
+    pub(super) async fn reserve_beyond(&self, wanted: Amounts) -> Result<(), AppendFailed> {
+        self.tree.reserve_beyond(wanted).await
     }
 
     /// Reserves network requests one by one, for a call in progress.

@@ -7,6 +7,7 @@
 //! a provider refused the call and almost nothing else can be removed. This file has no I/O: `state`
 //! decides when a compaction is due, the shell calls the model.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 
 use uuid::Uuid;
@@ -238,7 +239,7 @@ impl Compaction {
             .filter(|summary| smaller.summarise(summary.turns, summary.text.as_str()).is_ok());
         let gone =
             conversation.replaceable().take(summary.as_ref().map_or(0, |summary| summary.turns));
-        let gone: Vec<Uuid> = gone.flat_map(calls_of).collect();
+        let gone: HashSet<Uuid> = gone.flat_map(calls_of).collect();
         let bytes = |conversation: &Conversation| estimate::bytes(conversation, &self.readers);
         let (before, after) = (bytes(conversation), bytes(&smaller));
         ContextCompacted {

@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use crate::agents::definition::ValidatorSection;
 use crate::bounds::json;
+use crate::bounds::secrets;
 use crate::event::ValidationError;
 use crate::tls;
 
@@ -245,11 +246,11 @@ fn complaints(said: Vec<Complaint>) -> Vec<ValidationError> {
     errors
 }
 
-/// Without NUL characters, which no store takes.
+/// Without NUL characters, which no store takes, and without a part of a secret at its end.
 fn shortened(mut text: String) -> String {
     text.retain(|c| c != '\0');
     if text.len() > MAX_MESSAGE {
-        text.truncate(text.floor_char_boundary(MAX_MESSAGE));
+        text.truncate(secrets::head(&text, MAX_MESSAGE).len());
         text.push('…');
     }
     text

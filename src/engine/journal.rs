@@ -4,8 +4,10 @@
 //! [`super::run`] decides when they must be durable.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
+use tokio::time::Instant;
 
 use crate::event::{AuditRecord, Event};
 use crate::run::{RunStatus, Totals};
@@ -55,7 +57,8 @@ pub trait Append: Send {
 /// The journal of one run.
 pub struct Journal {
     appender: Box<dyn Append>,
-    in_flight: VecDeque<Ack>,
+    /// Entries that may not be durable yet, and when they were appended.
+    in_flight: VecDeque<(Instant, Ack)>,
 }
 
 impl Journal {
@@ -65,22 +68,65 @@ impl Journal {
 
     /// Appends an entry without waiting for durability.
     pub fn append(&mut self, entry: Entry) {
-        self.in_flight.push_back(self.appender.append(entry));
+        self.in_flight.push_back((Instant::now(), self.appender.append(entry)));
     }
 
     /// Waits until all entries are durable.
     pub async fn settle(&mut self) -> Result<(), AppendFailed> {
-        self.settle_all_but(0).await
+        self.settle_older_than(Duration::ZERO).await
     }
 
-    /// Waits until all entries except the `newest` ones are durable.
-    pub async fn settle_all_but(&mut self, newest: usize) -> Result<(), AppendFailed> {
-        while self.in_flight.len() > newest {
-            if let Some(ack) = self.in_flight.front_mut() {
-                ack.await?;
-            }
+    /// Waits until all entries that were appended at least `age` ago are durable.
+    pub async fn settle_older_than(&mut self, age: Duration) -> Result<(), AppendFailed> {
+        while let Some((since, ack)) = self.in_flight.front_mut()
+            && since.elapsed() >= age
+        {
+            let stored = ack.await;
             self.in_flight.pop_front();
+            stored?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Entries become durable when the test says so.
+    #[derive(Default)]
+    struct Slow(VecDeque<oneshot::Receiver<()>>);
+
+    impl Append for Slow {
+        fn append(&mut self, _: Entry) -> Ack {
+            let durable = self.0.pop_front().unwrap();
+            Box::pin(async { durable.await.map_err(|_| AppendFailed::Unavailable) })
+        }
+    }
+
+    fn entry() -> Entry {
+        Entry { events: Vec::new(), audit: Vec::new(), totals: Totals::default(), park: None }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_entries_of_some_age_are_waited_for() {
+        let age = Duration::from_millis(100);
+        let (stored, slow): (Vec<_>, VecDeque<_>) = (0..2).map(|_| oneshot::channel()).unzip();
+        let mut journal = Journal::new(Slow(slow));
+        journal.append(entry());
+        tokio::time::advance(age / 2).await;
+        journal.append(entry());
+        assert_eq!(journal.settle_older_than(age).now_or_never(), Some(Ok(())));
+        tokio::time::advance(age / 2).await;
+        assert_eq!(journal.settle_older_than(age).now_or_never(), None, "the first is not durable");
+        let mut stored = stored.into_iter();
+        stored.next().unwrap().send(()).unwrap();
+        assert_eq!(journal.settle_older_than(age).now_or_never(), Some(Ok(())));
+        assert_eq!(journal.settle().now_or_never(), None, "the second is not durable");
+        drop(stored);
+        assert_eq!(journal.settle().now_or_never(), Some(Err(AppendFailed::Unavailable)));
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! It decides only *when* events must be durable. `tool_call.started`, and all events before it, must be
 //! durable before the tool runs, unless the tool only reads. All events must be durable before the end is
-//! published. A model call overlaps the commit of earlier events; its answer is used when all entries except
-//! the newest one are durable, so that a crash repeats at most two model calls.
+//! published. A model call overlaps the commit of earlier events; its answer is used when all entries older than
+//! [`MAY_LAG`] are durable. So a crash repeats at most the last two model calls, of which one may be in progress, and
+//! those whose answers came less than this time before the last answer.
 
 mod budget_reservations;
 mod calls;
@@ -16,6 +17,7 @@ mod outbox;
 mod waiting;
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, SubsecRound, Utc};
@@ -46,8 +48,9 @@ use crate::tools::file_store::NotStored;
 use crate::tools::lease::{Lease, Standing};
 use crate::tools::results;
 
-/// Entries that may not be durable yet when a model's answer is used.
-const MAY_LAG: usize = 1;
+/// The age up to which entries may not be durable yet when a model's answer is used: longer than a commit, and
+/// shorter than most model calls.
+const MAY_LAG: Duration = Duration::from_millis(100);
 
 /// Receives the pieces of one answer; passes on the rest when it is dropped.
 pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 /// A piece of an answer that a model is still writing, for followers of the run; not numbered and
 /// not stored. The whole answer follows in `model.responded`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
 pub struct ModelDelta {
     /// The attempt, 1-based.
     pub attempt: u32,
@@ -19,7 +19,7 @@ pub struct ModelDelta {
 }
 
 /// What a [`ModelDelta`] adds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Piece {
     /// More text.
@@ -30,7 +30,7 @@ pub enum Piece {
     ToolCall {
         /// 0-based index among the calls of the answer.
         index: usize,
-        /// Our name of the tool, only with the first piece.
+        /// The tool's name for agents, only with the first piece.
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
         name: Option<String>,
@@ -45,16 +45,8 @@ impl ModelDelta {
     /// The name in SSE.
     pub const TYPE_NAME: &'static str = "model.delta";
 
-    /// Whether a later piece continues the text of this one.
-    pub fn is_continued_by(&self, later: &Self) -> bool {
-        self.emptied() == later.emptied() && !later.names_tool()
-    }
-
-    fn names_tool(&self) -> bool {
-        matches!(self.piece, Piece::ToolCall { name: Some(_), .. })
-    }
-
-    /// The same without its text, and without the tool's name, which only the first piece has.
+    /// The same without its text, and without the tool's name, which only the first piece has: equal for all
+    /// pieces of one text.
     #[must_use]
     pub fn emptied(&self) -> Self {
         let piece = match &self.piece {

@@ -139,7 +139,7 @@ pub struct Resolved {
     pub kind: WaitKind,
     #[serde(flatten)]
     pub resolution: Resolution,
-    /// API key id or token subject; absent if the request expired.
+    /// API key id or token subject; null if the request expired.
     pub decided_by: Option<String>,
     /// Given with the answer.
     pub reason: Option<String>,

@@ -25,6 +25,7 @@ use utoipa_axum::routes;
 use self::document::{docs, openapi};
 use self::edge::console_cookie::EndedSessions;
 use self::edge::problem::{Code, Problem};
+use self::edge::store_check::StoreCheck;
 use self::edge::{front, key_cache, layer, metrics};
 use self::resources::{
     agents, approvals, audit, audit_stretches, changes, events, files, health, invoke,
@@ -50,6 +51,7 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
         keys,
         open: Arc::default(),
         ended: EndedSessions::default(),
+        store_check: StoreCheck::default(),
     });
     let routes = routes().merge(pages(expose)).method_not_allowed_fallback(wrong_method);
     let door = if expose.console { front::routes() } else { Router::new() };

@@ -321,6 +321,7 @@ async fn a_panic_is_answered_500_and_a_timeout_504() {
         keys,
         open: Arc::default(),
         ended: EndedSessions::default(),
+        store_check: StoreCheck::default(),
     };
     let app: App = Arc::new(shared);
     let routes = Router::new()

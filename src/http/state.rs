@@ -9,6 +9,7 @@ use super::edge::cors::CorsOrigins;
 use super::edge::key_cache::{Auth, KeyCache};
 use super::edge::metrics_sink::MetricsSink;
 use super::edge::open_requests::OpenRequests;
+use super::edge::store_check::StoreCheck;
 use super::edge::token_signer::TokenSigner;
 use crate::agents::{Catalogue, DefinitionProblem};
 use crate::runtime::Runtime;
@@ -73,6 +74,7 @@ pub(super) struct Shared {
     pub(super) keys: KeyCache,
     pub(super) open: Arc<OpenRequests>,
     pub(super) ended: EndedSessions,
+    pub(super) store_check: StoreCheck,
 }
 
 impl Deref for Shared {

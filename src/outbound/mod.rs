@@ -17,7 +17,7 @@ pub mod relay;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,11 +27,11 @@ use http::header::{
     HOST, LOCATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, USER_AGENT,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
-use tokio::sync::Semaphore;
 use tokio_rustls::rustls::ClientConfig;
 use url::{Host, Url};
 
 use crate::bounds::address;
+use crate::bounds::memory::TenantSemaphore;
 pub use crate::bounds::networks::AddressPolicy;
 use crate::tls;
 pub use exchange::BodyPlace;
@@ -39,8 +39,10 @@ use exchange::Secured;
 
 /// Redirects that are followed at most, whatever [`Terms::redirects`] says.
 pub const MAX_REDIRECTS: u32 = 5;
-/// Concurrent DNS look-ups: each blocks a thread until its name servers answer.
+/// Concurrent DNS look-ups, half of them for one tenant: each blocks a thread until its name servers answer, and a
+/// tenant may ask for names of its own servers, which never do.
 const MAX_LOOKUPS: usize = 64;
+static LOOKUPS: LazyLock<TenantSemaphore> = LazyLock::new(|| TenantSemaphore::new(MAX_LOOKUPS));
 /// Addresses of a name that are tried.
 const MAX_TRIED: usize = 4;
 /// Headers that are also sent to another host after a redirect.
@@ -58,8 +60,9 @@ const CONNECTION_HEADERS: [HeaderName; 9] = [
     ACCEPT_ENCODING,
 ];
 
-/// The IP addresses that a name stands for.
-pub type LookUp = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
+/// The IP addresses that a name stands for, looked up for the tenant that is given second.
+pub type LookUp =
+    Arc<dyn Fn(String, String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 /// Is called before every hop is sent; an error, in words, prevents it.
 pub type Announce = dyn Fn() -> BoxFuture<'static, Result<(), String>> + Send + Sync;
@@ -107,7 +110,7 @@ pub struct Terms<'a> {
     pub deadline: Duration,
     /// Bytes of the body, decompressed. What is beyond is not read.
     pub max_body: usize,
-    /// For whom it is sent; large bodies are shared out between tenants.
+    /// For whom it is sent; look-ups of names and large bodies are shared out between tenants.
     pub tenant: &'a str,
 }
 
@@ -183,9 +186,8 @@ impl OutboundError {
 impl Client {
     /// A client that resolves names with the machine's resolver.
     pub fn new() -> Self {
-        let places = Arc::new(Semaphore::new(MAX_LOOKUPS));
-        let look_up = move |host: String| -> BoxFuture<'static, _> {
-            Box::pin(look_up(Arc::clone(&places), host))
+        let look_up = |host: String, tenant: String| -> BoxFuture<'static, _> {
+            Box::pin(async move { look_up(host, &tenant).await })
         };
         Self::resolving_with(Arc::new(look_up))
     }
@@ -283,7 +285,7 @@ impl Client {
         enough: Option<&mut Enough<'_>>,
     ) -> Result<exchange::Answer, OutboundError> {
         let host = address::shown_host(&request.url);
-        let addresses = self.resolved(&request.url, &host, terms.addresses).await?;
+        let addresses = self.resolved(&request.url, &host, terms.addresses, terms.tenant).await?;
         let secured = match request.url.scheme() {
             "https" => Some(self.secured(&request.url, &host)?),
             _ => None,
@@ -301,6 +303,7 @@ impl Client {
         url: &Url,
         host: &str,
         policy: &AddressPolicy,
+        tenant: &str,
     ) -> Result<Vec<SocketAddr>, OutboundError> {
         let port = url.port_or_known_default().unwrap_or(443);
         let unresolved = || OutboundError::Unresolved(host.to_owned());
@@ -308,7 +311,8 @@ impl Client {
             Host::Ipv4(address) => vec![IpAddr::V4(address)],
             Host::Ipv6(address) => vec![IpAddr::V6(address)],
             Host::Domain(name) => {
-                (self.look_up)(name.to_owned()).await.map_err(|_| unresolved())?
+                let found = (self.look_up)(name.to_owned(), tenant.to_owned()).await;
+                found.map_err(|_| unresolved())?
             }
         };
         if found.is_empty() {
@@ -344,8 +348,8 @@ impl Default for Client {
 }
 
 /// Calls the machine's resolver on a blocking thread, which holds its permit until the look-up ends.
-async fn look_up(places: Arc<Semaphore>, host: String) -> io::Result<Vec<IpAddr>> {
-    let place = places.acquire_owned().await.map_err(io::Error::other)?;
+async fn look_up(host: String, tenant: &str) -> io::Result<Vec<IpAddr>> {
+    let place = LOOKUPS.acquire(tenant).await; // never closed
     let looking = tokio::task::spawn_blocking(move || {
         let found = (host.as_str(), 0).to_socket_addrs();
         drop(place);

@@ -9,6 +9,7 @@ mod private_hosts;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures::FutureExt as _;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
@@ -119,7 +120,7 @@ fn names(table: &[(&str, &[&str])]) -> LookUp {
             ((*name).to_owned(), addresses.iter().map(|a| a.parse().unwrap()).collect())
         })
         .collect();
-    Arc::new(move |name| {
+    Arc::new(move |name, _| {
         let found = table.get(&name).cloned();
         Box::pin(async move { found.ok_or_else(|| io::ErrorKind::NotFound.into()) })
     })
@@ -192,6 +193,15 @@ fn redirected(error: OutboundError) -> OutboundError {
 }
 
 #[tokio::test]
+async fn a_tenant_whose_look_ups_hang_leaves_room_for_those_of_others() {
+    let take = || LOOKUPS.acquire("one").now_or_never().flatten();
+    let hanging: Vec<_> = std::iter::from_fn(take).collect();
+    assert_eq!(hanging.len(), MAX_LOOKUPS / 2);
+    let found = look_up("127.0.0.1".to_owned(), "other").await.unwrap();
+    assert_eq!(found, [IpAddr::from([127, 0, 0, 1])]);
+}
+
+#[tokio::test]
 async fn a_name_is_resolved_once_and_the_connection_goes_there() {
     let site = Site::answering(|_| answer("200 OK", b"public")).await;
     let sink = TcpListener::bind(("127.0.0.1", site.port)).await;
@@ -199,7 +209,7 @@ async fn a_name_is_resolved_once_and_the_connection_goes_there() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&asked);
     // Public when it is asked first, private whenever it is asked again.
-    let rebinding: LookUp = Arc::new(move |_| {
+    let rebinding: LookUp = Arc::new(move |_, _| {
         let turn = counted.fetch_add(1, Ordering::SeqCst);
         let address = if turn.is_multiple_of(2) { PUBLIC } else { "127.0.0.1" };
         Box::pin(async move { Ok(vec![address.parse().unwrap()]) })

@@ -71,7 +71,7 @@ pub struct Passage {
 }
 
 impl Client {
-    /// Connects to the host of an address, with TLS where its scheme says so.
+    /// Connects to the host of an address for this tenant, with TLS where its scheme says so.
     ///
     /// # Errors
     /// [`OutboundError`] where it may not be connected to, or cannot.
@@ -79,8 +79,9 @@ impl Client {
         &self,
         url: &Url,
         addresses: &AddressPolicy,
+        tenant: &str,
     ) -> Result<Passage, OutboundError> {
-        self.connected(url, addresses, url.scheme() == "https").await
+        self.connected(url, addresses, tenant, url.scheme() == "https").await
     }
 
     /// The same without TLS, for what is encrypted already.
@@ -91,18 +92,20 @@ impl Client {
         &self,
         url: &Url,
         addresses: &AddressPolicy,
+        tenant: &str,
     ) -> Result<Passage, OutboundError> {
-        self.connected(url, addresses, false).await
+        self.connected(url, addresses, tenant, false).await
     }
 
     async fn connected(
         &self,
         url: &Url,
         addresses: &AddressPolicy,
+        tenant: &str,
         with_tls: bool,
     ) -> Result<Passage, OutboundError> {
         let host = address::shown_host(url);
-        let resolved = self.resolved(url, &host, addresses).await?;
+        let resolved = self.resolved(url, &host, addresses, tenant).await?;
         let secured = with_tls.then(|| self.secured(url, &host)).transpose()?;
         let stream = connect(&resolved, secured, &host).await?;
         Ok(Passage { stream, host })

@@ -5,12 +5,15 @@
 //! whole call and retries are the router's.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 
 use super::normalization::{self, Unusable};
 use super::wire::{Api, Frames, MAX_ANSWER, Streamed, Wire, WireSettings, WireSettingsError};
-use super::{Completion, Deltas, FailureKind, ModelRequest, Provider, ProviderError};
+use super::{
+    Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, estimate,
+};
 use crate::message::Usage;
 
 /// One API: how a request is written and how an answer is read. Pure.
@@ -105,23 +108,26 @@ impl HttpProvider {
         let usage = answer.usage();
         answer.finish(call).map_err(|unusable| self.unusable(unusable, usage))
     }
-}
 
-/// The error for an answer with this usage, which the provider charges although the answer is lost.
-fn charged(error: ProviderError, usage: Option<Usage>) -> ProviderError {
-    let usage = usage.filter(normalization::is_believable).map(Box::new);
-    ProviderError { usage, ..error }
-}
+    /// The error for an answer that is too large, with its estimated usage: it is charged, and has at least as many
+    /// bytes as the limit.
+    fn estimated(&self, error: ProviderError, request: &ModelRequest<'_>) -> ProviderError {
+        let model = format!("{}/{}", self.wire.name(), request.model);
+        let written = estimate::tokens(MAX_ANSWER);
+        let usage = estimate::with_output(request.conversation, request.tools, written, model);
+        charged(error, Some(usage))
+    }
 
-#[async_trait]
-impl Provider for HttpProvider {
-    async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+    async fn complete_with(
+        &self,
+        request: &ModelRequest<'_>,
+        deltas: Deltas<'_>,
+    ) -> Result<Completion, ProviderError> {
         let provider = self.wire.name();
-        let (model, step, deltas) = (request.model, request.step, request.deltas);
-        let call = Call { provider, model, step, deltas };
+        let call = Call { provider, model: request.model, step: request.step, deltas };
         let body = self.dialect.body(request, provider);
         let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
-        let mut completion = if request.deltas.are_wanted() {
+        let mut completion = if deltas.are_wanted() {
             match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => self.read_stream(frames, call).await?,
                 Streamed::Whole(answer) => self.read(&answer, call)?,
@@ -137,5 +143,34 @@ impl Provider for HttpProvider {
             return Err(ProviderError { usage, ..self.wire.too_large() });
         }
         Ok(completion)
+    }
+}
+
+/// The error for an answer with this usage, which the provider charges although the answer is lost.
+fn charged(error: ProviderError, usage: Option<Usage>) -> ProviderError {
+    let usage = usage.filter(normalization::is_believable).map(Box::new);
+    ProviderError { usage, ..error }
+}
+
+#[async_trait]
+impl Provider for HttpProvider {
+    async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+        let has_begun = AtomicBool::new(false);
+        let pass_on = |delta: Delta| {
+            has_begun.fetch_or(delta.bytes() > 0, Ordering::Relaxed);
+            request.deltas.send(delta);
+        };
+        let receiver: &(dyn Fn(Delta) + Send + Sync) = &pass_on;
+        let deltas = Deltas(request.deltas.are_wanted().then_some(receiver));
+        let completed = self.complete_with(request, deltas).await;
+        completed.map_err(|error| match error.kind {
+            // The receiver of its pieces knows the size of an answer that has begun.
+            FailureKind::TooLarge
+                if error.usage.is_none() && !has_begun.load(Ordering::Relaxed) =>
+            {
+                self.estimated(error, request)
+            }
+            _ => error,
+        })
     }
 }

@@ -10,19 +10,19 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Consumption {
-    /// Files read, directories listed and searched (EF-01).
+    /// Files read, directories listed and searched.
     #[serde(skip_serializing_if = "is_zero")]
     pub files_read: u64,
-    /// Writes of files and directories (EF-02).
+    /// Writes of files and directories.
     #[serde(skip_serializing_if = "is_zero")]
     pub files_written: u64,
-    /// Commands (EF-03).
+    /// Commands.
     #[serde(skip_serializing_if = "is_zero")]
     pub commands: u64,
-    /// Requests to the network (EF-04).
+    /// Requests to the network.
     #[serde(skip_serializing_if = "is_zero")]
     pub network_requests: u64,
-    /// Files created, changed, moved or deleted, each once (EF-07).
+    /// Files created, changed, moved or deleted, each once.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub files_modified: BTreeSet<String>,
     /// The changed files that are counted but not listed, because one call changed too many.
@@ -31,7 +31,7 @@ pub struct Consumption {
     /// How many of these programs changed, which is known only afterwards.
     #[serde(skip_serializing_if = "is_zero")]
     pub files_of_programs: u64,
-    /// Lines written or replaced (EF-08).
+    /// Lines written or replaced.
     #[serde(skip_serializing_if = "is_zero")]
     pub lines_changed: u64,
 }

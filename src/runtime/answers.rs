@@ -3,7 +3,7 @@
 //! The store accepts one answer per request, and queues the run. The replica that claims the run records the
 //! answers that the journal does not have yet as events.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -421,6 +421,7 @@ impl Runtime {
             return Ok(OutstandingRequests { status: run.status, pending: Vec::new() });
         }
         let (mut open, mut found) = (vec![(Open::Run(run.id), is_parked)], Vec::new());
+        let mut seen = HashSet::new(); // in damaged rows, parents can be a circle
         while let Some((next, holds)) = open.pop()
             && found.len() < MAX_ROWS as usize
         {
@@ -434,6 +435,9 @@ impl Runtime {
                     child
                 }
             };
+            if !seen.insert(id) {
+                continue;
+            }
             let asked = self.pending_requests(&run.tenant, id, known).await?;
             if asked.is_empty() {
                 let children = self.inner.store.live_children(&run.tenant, id).await?;

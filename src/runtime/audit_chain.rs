@@ -28,7 +28,7 @@ use crate::store::{
 const STRETCH_RECORDS: usize = 1000;
 /// The age of a record at which fewer records are closed.
 const STRETCH_AGE: TimeDelta = TimeDelta::hours(1);
-/// The age at which no older record can still be committed: longer than a run waits for the store.
+/// The age at which no older record can still be committed: longer than a record that is not dated as late can take.
 const SETTLED_AGE: TimeDelta = TimeDelta::minutes(5);
 /// How often this replica tries to close stretches.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);

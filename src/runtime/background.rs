@@ -17,6 +17,10 @@ use crate::run::{Caller, Labels, OnInjection, Overrides};
 use crate::store::{NewRun, StoreError};
 use crate::tools::scan::{scan_inputs, scan_memories};
 
+/// The warning of a run that begins without its memories.
+const NOT_RECALLED: &str =
+    "The search for what earlier runs left takes too long: this run begins without it.";
+
 /// What the next run of a session takes from earlier ones.
 struct Earlier {
     history: History,
@@ -68,9 +72,13 @@ impl Runtime {
             }
         }
         if let Some(recall) = plan.agent.definition.memory.and_then(|memory| memory.recall) {
-            let (found, labels) = self.memories(recall, caller, new).await?;
-            background.labels = background.labels.and(labels);
-            (background.memories, background.warnings) = scan_memories(found, injection.results);
+            if let Some((found, labels)) = self.memories(recall, caller, new).await? {
+                background.labels = background.labels.and(labels);
+                (background.memories, background.warnings) =
+                    scan_memories(found, injection.results);
+            } else {
+                background.left_out.push(NOT_RECALLED.to_owned());
+            }
         }
         if injection.inputs == OnInjection::Warn {
             background.warnings.extend(scan_inputs(&new.inputs));

@@ -5,7 +5,7 @@
 //! started, on whatever replica. The store's sweep ends children of ended parents, too, in case the replica
 //! that waited for them died.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -89,6 +89,15 @@ fn child_not_started(id: Uuid, agent: &str, error: StartError) -> ChildFailed {
             tracing::warn!(run_id = %id, %error, "a child run could not be started");
             ChildFailed(format!("The agent {agent} could not be started: {error}."))
         }
+    }
+}
+
+/// Whether the start of a child run is repeated: the database or the files of runs are unavailable, for which its
+/// parent waits, too.
+fn may_start_later(error: &StartError) -> bool {
+    match error {
+        StartError::Store(error) => error.is_transient(),
+        error => matches!(error, StartError::NoWorkspace),
     }
 }
 
@@ -198,20 +207,17 @@ impl Runtime {
             match started.await {
                 Ok(started) => return Ok(Some(started)),
                 Err(StartError::RunIdTaken(_)) => return Ok(None),
-                Err(StartError::Store(error))
-                    if error.is_transient() && !given_up.is_cancelled() =>
-                {
-                    tokio::time::sleep(POLL_INTERVAL).await;
-                }
                 Err(error) => {
-                    match self.inner.store.run(&parent.identity.caller.tenant, id).await {
-                        // Its agent was changed or removed since.
-                        Ok(Some(_)) => return Ok(None),
-                        Err(error) if error.is_transient() && !given_up.is_cancelled() => {
-                            tokio::time::sleep(POLL_INTERVAL).await;
-                        }
-                        _ => return Err(child_not_started(id, &call.agent, error)),
+                    let known = self.inner.store.run(&parent.identity.caller.tenant, id).await;
+                    let is_unknown = known.as_ref().is_err_and(StoreError::is_transient);
+                    if matches!(known, Ok(Some(_))) {
+                        return Ok(None); // its agent was changed or removed since
                     }
+                    if given_up.is_cancelled() || !(is_unknown || may_start_later(&error)) {
+                        return Err(child_not_started(id, &call.agent, error));
+                    }
+                    tracing::debug!(run_id = %id, %error, "a child run is started later");
+                    tokio::time::sleep(POLL_INTERVAL).await;
                 }
             }
         }
@@ -283,7 +289,8 @@ impl Runtime {
         let store = &self.inner.store;
         let mut weighs = has_limit(run.identity.new.kind, &run.plan.rules.budget);
         let mut above = run.identity.new.parent_run_id;
-        while let Some(id) = above.filter(|_| !weighs) {
+        let mut seen = BTreeSet::new(); // in damaged rows, parents can be a circle
+        while let Some(id) = above.filter(|id| !weighs && seen.insert(*id)) {
             (weighs, above) = match self.inner.driven.parents.get(id) {
                 Some(parent) => {
                     let new = &parent.identity.new;
@@ -382,5 +389,20 @@ impl Runtime {
         if let Some(slot) = self.inner.capacity.slots.of_parent_or_free(Some(&parent.slot)) {
             self.take_over(id, Some(slot)).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_waits_for_the_database_and_for_files() {
+        let unavailable = StoreError::Unavailable("away".to_owned());
+        assert!(may_start_later(&StartError::Store(unavailable)));
+        assert!(may_start_later(&StartError::NoWorkspace));
+        let refused = StoreError::Failed("a column is missing".to_owned());
+        assert!(!may_start_later(&StartError::Store(refused)));
+        assert!(!may_start_later(&StartError::UnknownAgent("reader".to_owned())));
     }
 }

@@ -4,8 +4,10 @@
 //! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. The pieces wait until
 //! the event before the answer is durable. If the whole answer is complete before that, the channel publishes
 //! the pieces after that event. If followers are expected during the answer, its pieces are kept, so that they
-//! get it from its beginning. Secrets are redacted here, where the pieces are still in order.
+//! get it from its beginning. Secrets are redacted here, where the pieces are still in order: each text of the
+//! answer by itself, because pieces of others may come between its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -57,9 +59,8 @@ struct Batch {
 #[derive(Default)]
 struct Gathered {
     deltas: Vec<ModelDelta>,
-    /// The piece before, if its text may be continued.
-    last: Option<ModelDelta>,
-    redactor: secrets::StreamRedactor,
+    /// What holds back the ends of the texts, by an empty piece of each.
+    redactors: BTreeMap<ModelDelta, secrets::StreamRedactor>,
     /// Bytes of the answer so far.
     bytes: usize,
     /// The answer became too large to be kept before a follower came. Later followers get it at its end.
@@ -72,24 +73,23 @@ struct Gathered {
 
 impl Gathered {
     fn add(&mut self, mut delta: ModelDelta) {
-        if self.last.as_ref().is_some_and(|last| !last.is_continued_by(&delta)) {
-            self.finish();
+        if matches!(delta.piece, Piece::Restarted(_)) {
+            self.redactors.clear(); // what they hold back is void
         }
+        let empty = delta.emptied();
         if let Some(text) = delta.text_mut() {
             self.bytes += text.len();
-            *text = self.redactor.push(text);
+            *text = self.redactors.entry(empty).or_default().push(text);
         }
-        self.last = Some(delta.emptied());
         self.push(delta);
     }
 
-    /// Adds the held-back text at the end of the answer.
+    /// Adds the held-back texts at the end of the answer.
     fn finish(&mut self) {
-        let rest = self.redactor.finish();
-        if let Some(mut last) = self.last.take().filter(|_| !rest.is_empty())
-            && let Some(text) = last.text_mut()
-        {
-            *text = rest;
+        for (mut last, mut redactor) in std::mem::take(&mut self.redactors) {
+            if let Some(text) = last.text_mut() {
+                *text = redactor.finish();
+            }
             self.push(last);
         }
     }
@@ -233,6 +233,45 @@ mod tests {
 
     fn text(text: &str) -> ModelDelta {
         ModelDelta { attempt: 1, iteration: 1, piece: Piece::Text(text.to_owned()) }
+    }
+
+    #[test]
+    fn a_secret_is_not_shown_where_other_pieces_come_between_its_own() {
+        let thinking =
+            |more: &str| ModelDelta { piece: Piece::Thinking(more.to_owned()), ..text("") };
+        let call = |name: Option<&str>, more: &str| {
+            let (name, arguments) = (name.map(str::to_owned), more.to_owned());
+            ModelDelta { piece: Piece::ToolCall { index: 0, name, arguments }, ..text("") }
+        };
+        let mut gathered = Gathered::default();
+        for delta in [
+            text("void ghp_hunter2"),
+            ModelDelta { piece: Piece::Restarted(true), ..text("") },
+            text("use ghp_hunter2hun"),
+            thinking("its password: hun"),
+            text("ter2hunter2hunter2 now"),
+            call(Some("shell"), r#"{"api_key": "hun"#),
+            thinking("ter2, then"),
+            call(Some("shell"), r#"ter2"}"#),
+        ] {
+            gathered.add(delta);
+        }
+        gathered.finish();
+        let [mut written, mut thought, mut given] = [const { String::new() }; 3];
+        for delta in gathered.deltas {
+            match delta.piece {
+                Piece::Text(more) => written += &more,
+                Piece::Thinking(more) => thought += &more,
+                Piece::ToolCall { arguments, .. } => given += &arguments,
+                Piece::Restarted(_) => written.clear(),
+            }
+        }
+        let expected = [
+            "use [redacted] now",
+            "its password: [redacted], then",
+            r#"{"api_key": "[redacted]"}"#,
+        ];
+        assert_eq!([written, thought, given], expected);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! last one send it back to the journal. How events look on the wire is `http/`'s.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::sync::broadcast::Receiver;
@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::Runtime;
 use super::bus::{Channel, Published, StreamItem};
 use super::journals;
+use crate::bounds::memory::{TenantMemory, TenantPermit};
 use crate::event::Event;
 use crate::run::RunStatus;
 use crate::store::{RunRecord, StoreError};
@@ -23,8 +24,16 @@ use crate::store::{RunRecord, StoreError};
 /// Entries and bytes of one read of the journal. A stalled reader keeps no more in memory.
 const PAGE: u32 = 100;
 const PAGE_BYTES: u64 = 256 << 10;
+/// Bytes of a page that needs no permit.
+const SMALL_PAGE: u64 = 16 << 10;
 /// How often a waiting request checks whether the run was parked without an event.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The memory of pages that were read from journals for clients, until they have received them.
+static PAGES: LazyLock<TenantMemory> = LazyLock::new(TenantMemory::of_share);
+
+/// The memory of a page; to be kept with what is made of its events.
+pub type PagePermit = Arc<TenantPermit<'static>>;
 
 /// A reader of one run's events.
 pub struct Follower {
@@ -35,6 +44,10 @@ pub struct Follower {
     seen: i64,
     /// Events that were read from the journal and not returned yet.
     ready: VecDeque<Arc<Published>>,
+    /// The memory of the page that they are of, and the event that was returned last.
+    page: Option<PagePermit>,
+    /// Whether a client reads, which decides for how long a page is in memory.
+    is_for_client: bool,
     live: Option<Subscription>,
     /// Whether the journal held nothing new after subscribing.
     caught_up: bool,
@@ -74,6 +87,8 @@ impl Runtime {
             run,
             seen: after,
             ready: VecDeque::new(),
+            page: None,
+            is_for_client: false,
             live: None,
             caught_up: false,
             has_skipped: false,
@@ -175,6 +190,17 @@ impl Follower {
         }
     }
 
+    /// For a client: its large pages wait until those of other clients leave memory for them.
+    #[must_use]
+    pub fn for_client(self) -> Self {
+        Self { is_for_client: true, ..self }
+    }
+
+    /// The memory of the event that was returned last, if it was read for a client in a large page.
+    pub fn page(&self) -> Option<PagePermit> {
+        self.page.clone()
+    }
+
     /// Why there are no more events; `None` while there may be more.
     pub fn end(&self) -> Option<FollowEnd> {
         self.end
@@ -196,6 +222,7 @@ impl Follower {
     }
 
     async fn read_journal(&mut self) -> Result<(), StoreError> {
+        self.page = None;
         let until = self.live.as_ref().and_then(|live| live.journal_until);
         if until.is_some_and(|until| self.seen >= until) {
             self.mark_caught_up();
@@ -214,6 +241,9 @@ impl Follower {
             }
             return Ok(());
         };
+        if self.is_for_client && next.bytes > SMALL_PAGE {
+            self.page = PAGES.acquire(&self.tenant, next.bytes).await.map(Arc::new);
+        }
         let _permit = journals::permit(next.bytes).await;
         let page = store.readable_until(&self.tenant, self.run, self.seen, next.until).await;
         let page = self.skip_unreadable(page)?;

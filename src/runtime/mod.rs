@@ -104,7 +104,7 @@ pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
 pub use files::{FileOwner, FileUsers, Files, FilesError};
-pub use follower::{FollowEnd, Follower};
+pub use follower::{FollowEnd, Follower, PagePermit};
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use logins::{LoginRefusal, Logins};

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex as AsyncMutex, Notify};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -40,6 +40,8 @@ pub(super) struct Queue {
     has_more: AtomicBool,
     /// When it was counted, and the count with later changes.
     backlog: Mutex<Option<(Instant, Backlog)>>,
+    /// Held by the request that counts.
+    counting: AsyncMutex<()>,
     /// Child runs that have ended, or may have, and whose parents are not queued yet.
     ended_children: Mutex<Vec<Uuid>>,
 }
@@ -65,6 +67,7 @@ impl Queue {
             last_served: Mutex::default(),
             has_more: AtomicBool::default(),
             backlog: Mutex::default(),
+            counting: AsyncMutex::default(),
             ended_children: Mutex::default(),
         }
     }
@@ -75,6 +78,30 @@ impl Queue {
             backlog.queued += 1;
         }
         self.changed.notify_one();
+    }
+
+    fn known_backlog(&self) -> Option<Backlog> {
+        let known = *self.backlog.lock();
+        known.filter(|(at, _)| at.elapsed() < COUNT_LIFETIME).map(|(_, backlog)| backlog)
+    }
+
+    /// The backlog as it is known, or as it is counted. Metrics need no key: those who ask at the same time share
+    /// one count.
+    async fn backlog(
+        &self,
+        count: impl Future<Output = Result<Backlog, StoreError>>,
+    ) -> Result<Backlog, StoreError> {
+        if let Some(known) = self.known_backlog() {
+            return Ok(known);
+        }
+        let _turn = self.counting.lock().await;
+        if let Some(known) = self.known_backlog() {
+            return Ok(known);
+        }
+        let at = Instant::now();
+        let backlog = count.await?;
+        *self.backlog.lock() = Some((at, backlog));
+        Ok(backlog)
     }
 
     fn note_claimed(&self, by: u64) {
@@ -180,18 +207,15 @@ impl Runtime {
     /// # Errors
     /// [`StoreError`] if the store is needed and does not answer.
     pub async fn backlog(&self) -> Result<Backlog, StoreError> {
-        let known = *self.inner.queue.backlog.lock();
-        if let Some((_, backlog)) = known.filter(|(at, _)| at.elapsed() < COUNT_LIFETIME) {
-            return Ok(backlog);
-        }
-        let at = Instant::now();
-        let queued = self.inner.store.queued().await?;
-        let since = self.inner.store.oldest_queued().await?;
-        let oldest = since.and_then(|since| (clock::now() - since).to_std().ok());
-        let approvals = self.inner.store.pending_approvals().await?;
-        let backlog = Backlog { queued, oldest: oldest.unwrap_or_default(), approvals };
-        *self.inner.queue.backlog.lock() = Some((at, backlog));
-        Ok(backlog)
+        let store = &self.inner.store;
+        let count = async {
+            let queued = store.queued().await?;
+            let since = store.oldest_queued().await?;
+            let oldest = since.and_then(|since| (clock::now() - since).to_std().ok());
+            let approvals = store.pending_approvals().await?;
+            Ok::<_, StoreError>(Backlog { queued, oldest: oldest.unwrap_or_default(), approvals })
+        };
+        self.inner.queue.backlog(count).await
     }
 
     /// Queues the parked parents of child runs that have ended.
@@ -233,14 +257,41 @@ impl Runtime {
             let excluded = inner.queue.deferred.excluded_from_claims();
             let claimant = Claimant { owner: &inner.replica.id, excluded: &excluded };
             let claim = inner.store.claim_within(claimant, limit, &mut last_served, &mut running);
-            let claimed = self.claimed(claim).await?;
-            let has_more = claimed.len() == room;
+            let claimed = self.claimed(claim).await;
             *inner.queue.last_served.lock() = last_served;
+            let claimed = claimed?;
+            let has_more = claimed.len() == room;
             inner.queue.has_more.store(has_more || running.has_held_back(), Ordering::Relaxed);
             self.resume_all(claimed, RunSlots::for_worker);
             if !has_more {
                 return Ok(());
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use futures::future::join_all;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_ask_at_the_same_time_share_one_count() {
+        let (queue, counted) = (Queue::new(1), AtomicUsize::new(0));
+        let backlog = Backlog { queued: 7, oldest: Duration::ZERO, approvals: 2 };
+        let count = || async {
+            counted.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+            Ok(backlog)
+        };
+        for counts in 1..=2 {
+            let all = join_all((0..100).map(|_| queue.backlog(count()))).await;
+            assert!(all.into_iter().all(|known| known.is_ok_and(|known| known == backlog)));
+            assert_eq!(counted.load(Ordering::Relaxed), counts);
+            tokio::time::advance(COUNT_LIFETIME).await;
         }
     }
 }

@@ -39,6 +39,14 @@ impl TreeBudget for StoredBudget {
         reserved.await?.ok_or(AppendFailed::Fenced)
     }
 
+    async fn reserve_beyond(&self, wanted: Amounts) -> Result<(), AppendFailed> {
+        let ids = (&*self.budgets, self.run);
+        let reserved = retry_while_unavailable(self.patience, || {
+            self.store.reserve_beyond(ids, self.ownership(), wanted)
+        });
+        if reserved.await? { Ok(()) } else { Err(AppendFailed::Fenced) }
+    }
+
     async fn settle(&self, spent: Amounts, ended: bool) -> Result<(), AppendFailed> {
         let ids = (&*self.budgets, self.run);
         let settled = retry_while_unavailable(self.patience, || {

@@ -1,7 +1,7 @@
 //! The records of the audit log. They are only added; only their own retention deletes them. Texts of callers, e.g.
 //! the name of a key or a reason, are recorded without apparent secrets.
 
-use chrono::SubsecRound;
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -12,6 +12,24 @@ use super::{Store, StoreError};
 use crate::bounds::secrets::{redact_texts, redacted};
 use crate::clock;
 use crate::event::{Act, AuditAction, AuditRecord, SERVICE};
+
+/// How long after the decision a record still counts as written in time: much shorter than the time after which the
+/// log is closed ([`super::audit_chain`]).
+const IN_TIME: TimeDelta = TimeDelta::minutes(2);
+
+/// Gives records that are written late the time at which they are written. Otherwise they would come into a period
+/// that is closed, like records that a person has added. They stay before the next record of their run.
+pub(super) fn date_late(records: &mut [AuditRow], now: DateTime<Utc>) {
+    let mut next: Option<(Option<Uuid>, DateTime<Utc>)> = None;
+    for record in records.iter_mut().rev() {
+        if now - record.at > IN_TIME {
+            let of_run = next.filter(|(run, _)| *run == record.run_id);
+            record.decided_at = Some(record.at);
+            record.at = of_run.map_or(now, |(_, at)| at);
+        }
+        next = Some((record.run_id, record.at));
+    }
+}
 
 impl AuditRow {
     /// The record of the decision on a call and of its outcome.
@@ -28,6 +46,7 @@ impl AuditRow {
             tenant: tenant.to_owned(),
             id: audit_id(&record),
             at: record.at,
+            decided_at: None,
             action: AuditAction::ToolCall,
             run_id: Some(run),
             call_id: Some(record.call_id),
@@ -63,6 +82,7 @@ impl AuditRow {
             tenant: act.tenant,
             id: Uuid::now_v7(),
             at: clock::now().trunc_subsecs(6),
+            decided_at: None,
             action: act.action,
             run_id: act.run_id,
             call_id: None,
@@ -133,16 +153,13 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use chrono::DateTime;
-
     use super::*;
     use crate::run::Labels;
 
-    #[test]
-    fn an_audit_record_has_the_same_id_each_time_it_is_written() {
-        let record = |call_id| AuditRecord {
+    fn record(call_id: Uuid, at: DateTime<Utc>) -> AuditRecord {
+        AuditRecord {
             labels: Labels::default(),
-            at: DateTime::from_timestamp_micros(1_750_000_000_123_456).unwrap(),
+            at,
             call_id,
             tool: "t".into(),
             rule: "none".into(),
@@ -153,10 +170,42 @@ mod tests {
             outcome: "succeeded".into(),
             duration_ms: None,
             result_bytes: None,
-        };
+        }
+    }
+
+    fn time() -> DateTime<Utc> {
+        DateTime::from_timestamp_micros(1_750_000_000_123_456).unwrap()
+    }
+
+    #[test]
+    fn an_audit_record_has_the_same_id_each_time_it_is_written() {
+        let record = |call_id| record(call_id, time());
         let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
         assert_eq!(audit_id(&record(first)), audit_id(&record(first)));
         assert_ne!(audit_id(&record(first)), audit_id(&record(second)));
         assert_eq!(audit_id(&record(first)).get_version_num(), 7);
+    }
+
+    #[test]
+    fn a_record_that_is_written_late_has_the_time_of_its_writing() {
+        let now = time();
+        let [one, other] = [Uuid::now_v7(), Uuid::now_v7()];
+        let row = |run, minutes| {
+            let record = record(run, now - TimeDelta::minutes(minutes));
+            AuditRow::of_call("acme", "key", run, AuditedRun::default(), &record)
+        };
+        // Requests of a long call, and the call; a run that waited for the store; a record in time.
+        let mut rows = [row(one, 90), row(one, 60), row(one, 1), row(other, 3), row(one, 0)];
+        let ids = rows.clone().map(|row| row.id);
+        date_late(&mut rows, now);
+        let ago = |at: DateTime<Utc>| (now - at).num_minutes();
+        let dated = rows.clone().map(|row| (ago(row.at), row.decided_at.map(ago)));
+        assert_eq!(
+            dated,
+            [(1, Some(90)), (1, Some(60)), (1, None), (0, Some(3)), (0, None)],
+            "late records stay before the call's"
+        );
+        assert_eq!(rows.clone().map(|row| row.id), ids, "the same each time it is written");
+        assert!(rows[..3].is_sorted_by_key(|row| (row.at, row.id)));
     }
 }

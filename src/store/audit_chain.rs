@@ -30,8 +30,8 @@ pub(super) const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min
 
 /// How many of the newest stretches may contain a late record.
 pub(super) const LOOKBACK_STRETCHES: u32 = 3;
-/// How late a record may be, measured from the end of the closed records. An older one was not written by a run that
-/// waited for the store. It stays outside of all stretches, where a check finds it.
+/// How late a record may be, measured from the end of the closed records. The service writes no older one
+/// ([`super::audit::date_late`]). It stays outside of all stretches, where a check finds it.
 const LATE: TimeDelta = TimeDelta::hours(1);
 
 /// Decides which records are closed.
@@ -115,7 +115,7 @@ pub(super) fn hash(stretch: &Stretch, records: Vec<AuditRow>) -> Vec<u8> {
     let Stretch { tenant, number, first_at, last_at, closed_at, previous, .. } = stretch;
     let [first, last, closed] = [first_at, last_at, closed_at].map(DateTime::timestamp_micros);
     let mut head = String::new();
-    let _ = writeln!(head, "toolloop audit 2\n{tenant}\n{number}\n{first} {last} {closed}");
+    let _ = writeln!(head, "toolloop audit 3\n{tenant}\n{number}\n{first} {last} {closed}");
     let _ = writeln!(head, "{}", hex::encode(previous));
     let mut hash = Sha256::new().chain_update(head);
     for record in records {

@@ -4,8 +4,9 @@
 //! If a chain is rebuilt, its stretches are closed long after their records were written, and a signed chain
 //! starts to be signed a second time. Both are reported.
 //!
-//! Every record from a closed period must be in a stretch. A late record is closed within a minute; until then it
-//! cannot be distinguished from one that was added later.
+//! Every record from a closed period must be in a stretch. What the service writes late has the time of its writing
+//! ([`super::audit`]). A record that comes late nevertheless, because clocks differ, is closed within a minute; until
+//! then it cannot be distinguished from one that was added later.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -161,13 +161,28 @@ impl Store {
             tx.commit().await?;
             return Ok(is_owned.then_some(Reserved::Refused(refusal)));
         }
-        for row in &locked {
-            if !reserve(&mut *tx, (row.read("root_run_id")?, run), by, wanted).await? {
-                return Ok(None); // which undoes what was reserved
-            }
+        let is_reserved = reserve_in_all(&mut *tx, (&locked, run), by, wanted).await?;
+        if is_reserved {
+            tx.commit().await?;
         }
-        tx.commit().await?;
-        Ok(Some(Reserved::Granted))
+        Ok(is_reserved.then_some(Reserved::Granted))
+    }
+
+    /// Reserves amounts of the budgets of these runs for a run, even those that are not left. False if another
+    /// replica owns the run.
+    pub async fn reserve_beyond(
+        &self,
+        (budgets, run): (&[Uuid], Uuid),
+        by: Ownership<'_>,
+        wanted: Amounts,
+    ) -> Result<bool, StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        let locked = lock(&mut *tx, budgets).await?;
+        let is_reserved = reserve_in_all(&mut *tx, (&locked, run), by, wanted).await?;
+        if is_reserved {
+            tx.commit().await?;
+        }
+        Ok(is_reserved)
     }
 
     /// Sets the total that a run has spent so far in the budgets of these runs, and releases what it has reserved.
@@ -251,6 +266,22 @@ async fn lock(tx: &mut dyn Transaction, budgets: &[Uuid]) -> Result<Vec<Row>, St
         "SELECT * FROM budgets WHERE root_run_id IN :budgets ORDER BY root_run_id{for_update}",
     );
     tx.run(lock.bind("budgets", budgets)).await
+}
+
+/// Reserves amounts of all these locked budgets for a run; false if another replica owns the run, and then the
+/// transaction must not be committed.
+async fn reserve_in_all(
+    tx: &mut dyn Transaction,
+    (locked, run): (&[Row], Uuid),
+    by: Ownership<'_>,
+    wanted: Amounts,
+) -> Result<bool, StoreError> {
+    for row in locked {
+        if !reserve(&mut *tx, (row.read("root_run_id")?, run), by, wanted).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Reserves amounts of a locked budget for a run; false if another replica owns the run.

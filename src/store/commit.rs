@@ -2,14 +2,17 @@
 
 use std::collections::HashSet;
 
+use chrono::SubsecRound;
 use uuid::Uuid;
 
 use super::approvals::requeue_answered;
+use super::audit::date_late;
 use super::backend::Work;
 use super::batch::{Batch, Cancelling};
 use super::projection::project;
 use super::sql::Query;
 use super::{RunWrite, Store, StoreError, Wakeup, WriteOutcome};
+use crate::clock;
 use crate::run::RunStatus;
 
 /// The outcome of a batch.
@@ -26,7 +29,9 @@ impl Store {
     /// answer is harmless.
     pub async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Commit, StoreError> {
         self.define(batch).await?;
-        let steps = Batch::of(self.backend.dialect(), owner, project(owner, batch)?);
+        let mut changes = project(owner, batch)?;
+        date_late(&mut changes.audit, clock::now().trunc_subsecs(6));
+        let steps = Batch::of(self.backend.dialect(), owner, changes);
         let parked = batch.iter().filter(|write| write.park.is_some());
         let parked: Vec<Uuid> = parked.map(|write| write.run_id).collect();
         let mut stored = if parked.is_empty() {

@@ -109,8 +109,8 @@ impl Store {
     /// A session has its own order, without priorities. Runs that would exceed a limit, given the counts in
     /// `running`, are skipped.
     ///
-    /// Afterwards `last_served` is the tenant after which the next claim begins. If there are many tenants
-    /// without claimable runs, one claim looks at some of them, and the next claim at the others.
+    /// Afterwards, also after an error, `last_served` is the tenant after which the next claim begins. If there are
+    /// many tenants without claimable runs, one claim looks at some of them, and the next claim at the others.
     ///
     /// # Errors
     /// [`StoreError`] if no run was claimed.
@@ -132,15 +132,18 @@ impl Store {
             }
             first = first.or_else(|| tenants.first().cloned());
             let last = tenants.last().cloned();
-            let claimed = self.claim_in_turn(claimant, limit, tenants, running).await?;
-            if let Some(served) = claimed.last() {
+            let claimed = self.claim_in_turn(claimant, limit, tenants, running).await;
+            if let Ok(runs) = &claimed
+                && let Some(served) = runs.last()
+            {
                 served.run.tenant.clone_into(last_served);
-                return Ok(claimed);
+                return claimed;
             }
             // They may have nothing that is due, wait for their sessions, or be at their limits.
             if let Some(last) = last {
                 *last_served = last;
             }
+            claimed?;
             if is_complete {
                 break;
             }
@@ -148,7 +151,7 @@ impl Store {
         Ok(Vec::new())
     }
 
-    /// Claims up to `limit` queued runs of these tenants, round-robin.
+    /// Claims up to `limit` queued runs of these tenants, round-robin. One tenant whose claim fails stops no other.
     async fn claim_in_turn(
         &self,
         claimant: Claimant<'_>,
@@ -157,6 +160,7 @@ impl Store {
         running: &mut RunCounts,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
         let mut claimed: Vec<ClaimedRun> = Vec::new();
+        let mut failed = None;
         let mut left = limit;
         while !tenants.is_empty() && left > 0 {
             let share = (left / u32::try_from(tenants.len()).unwrap_or(u32::MAX)).max(1);
@@ -175,6 +179,11 @@ impl Store {
                     Ok(batch) => batch,
                     // The claimed runs are driven; the next claim gets the same error.
                     Err(_) if !claimed.is_empty() => return Ok(claimed),
+                    // It may be about runs of this tenant alone; otherwise, the next claim fails, too.
+                    Err(error) if failed.is_none() => {
+                        failed = Some(error);
+                        continue;
+                    }
                     Err(error) => return Err(error),
                 };
                 let count = u32::try_from(batch.len()).unwrap_or(u32::MAX);
@@ -186,7 +195,10 @@ impl Store {
             }
             tenants = have_more;
         }
-        Ok(claimed)
+        match failed {
+            Some(error) if claimed.is_empty() => Err(error),
+            _ => Ok(claimed),
+        }
     }
 
     /// Claims up to `limit` queued runs of one tenant within the limits: counts and claims them under the lock of

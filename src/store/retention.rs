@@ -64,7 +64,7 @@ const IS_NOT_NEEDED: &str = concat!(
      WITH RECURSIVE above (parent_run_id, is_kept) AS (\
      SELECT p.parent_run_id, ",
     is_kept!("p"),
-    " FROM runs p WHERE p.id = r.parent_run_id UNION ALL SELECT p.parent_run_id, ",
+    " FROM runs p WHERE p.id = r.parent_run_id UNION SELECT p.parent_run_id, ",
     is_kept!("p"),
     " FROM above a JOIN runs p ON p.id = a.parent_run_id) SELECT 1 FROM above WHERE is_kept))"
 );

@@ -220,6 +220,17 @@ pub struct RunCursor {
     pub id: String,
 }
 
+/// A position in the sums of usage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageCursor {
+    /// The day of the last row seen, e.g. `2026-01-31`.
+    pub day: String,
+    /// Its agent.
+    pub agent: String,
+    /// Its model.
+    pub model: String,
+}
+
 /// Which runs to list; absent means any.
 #[derive(Debug, Clone, Default, PartialEq)]
 #[expect(missing_docs, reason = "each field is the filter of that name")]

@@ -322,6 +322,7 @@ table! {
     both AuditRow {
         tenant: String,
         at: DateTime<Utc>,
+        decided_at: Option<DateTime<Utc>>,
         id: Uuid,
         action: AuditAction,
         run_id: Option<Uuid>,

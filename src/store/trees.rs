@@ -19,6 +19,9 @@ const TREE: &str = "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
     WHERE tenant = :tenant AND parent_run_id = :run UNION SELECT child.id FROM tree \
     JOIN runs child ON child.tenant = :tenant AND child.parent_run_id = tree.id) ";
 
+/// How far the ancestors of a run are followed. In damaged rows, parents can be a circle.
+const MAX_DISTANCE: u32 = 64;
+
 impl Store {
     /// Tokens and cost of a run's descendants; `None` if there are none. The cost is known if the cost of every run
     /// with tokens is.
@@ -43,8 +46,8 @@ impl Store {
         }
     }
 
-    /// The ancestors of a run with the names of their agents, from the root to the parent. No other columns of theirs
-    /// need be readable.
+    /// The ancestors of a run with the names of their agents, from the root to the parent, each once. No other columns
+    /// of theirs need be readable.
     pub async fn ancestors(
         &self,
         tenant: &str,
@@ -55,12 +58,19 @@ impl Store {
              SELECT p.id, p.agent, p.parent_run_id, 1 FROM runs r \
              JOIN runs p ON p.tenant = :tenant AND p.id = r.parent_run_id WHERE r.id = :run \
              UNION ALL SELECT p.id, p.agent, p.parent_run_id, above.distance + 1 FROM above \
-             JOIN runs p ON p.tenant = :tenant AND p.id = above.parent_run_id) \
-             SELECT id, agent FROM above ORDER BY distance DESC",
+             JOIN runs p ON p.tenant = :tenant AND p.id = above.parent_run_id \
+             WHERE above.distance < :most) SELECT id, agent FROM above ORDER BY distance DESC",
         );
-        let above = above.bind("tenant", tenant).bind("run", run);
-        let rows = self.backend.read(Work::Data, above).await?;
-        rows.iter().map(|row| Ok((row.read("id")?, row.read("agent")?))).collect()
+        let above = above.bind("tenant", tenant).bind("run", run).bind("most", MAX_DISTANCE);
+        let mut known = BTreeSet::from([run]);
+        let mut ancestors = Vec::new();
+        for row in self.backend.read(Work::Data, above).await? {
+            let id = row.read("id")?;
+            if known.insert(id) {
+                ancestors.push((id, row.read("agent")?));
+            }
+        }
+        Ok(ancestors)
     }
 
     /// The child runs of a run that have not ended, newest first.

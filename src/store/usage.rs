@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::backend::Work;
 use super::sql::Query;
 use super::tables::{Record, UsageSum};
-use super::{Page, StatsFilter, Store, StoreError, UsageStats};
+use super::{Page, StatsFilter, Store, StoreError, UsageCursor, UsageStats};
 use crate::clock::beginning;
 
 const HOUR: TimeDelta = TimeDelta::hours(1);
@@ -52,7 +52,7 @@ impl Store {
         &self,
         tenant: &str,
         filter: &StatsFilter,
-        page: &Page<i64>,
+        page: &Page<UsageCursor>,
     ) -> Result<Vec<UsageStats>, StoreError> {
         let mut parts = Parts { tenant, agent: filter.agent.as_deref(), queries: Vec::new() };
         let (hours, ends) = split_by_unit((filter.since, filter.until), HOUR);
@@ -76,16 +76,23 @@ impl Store {
             parts.runs(range);
         }
         let Some(parts) = parts.all() else { return Ok(Vec::new()) };
-        let stats = parts
+        let mut stats = parts
             .prefixed_with(&format!(
                 "SELECT {{day_name}} AS day, u.agent, u.model, \
                  CAST(sum(u.runs) AS bigint) AS runs, {} FROM (",
                 sums("u"),
             ))
-            .push(") u GROUP BY u.day, u.agent, u.model ORDER BY u.day DESC, u.agent, u.model")
-            .push(" LIMIT :limit OFFSET :offset")
-            .bind("limit", page.limit)
-            .bind("offset", page.after.unwrap_or(0));
+            .push(") u");
+        if let Some(UsageCursor { day, agent, model }) = &page.after {
+            let after = " WHERE ({day_name} < :after_day OR ({day_name} = :after_day \
+                AND (u.agent, u.model) > (:after_agent, :after_model)))";
+            stats = stats.push(after).bind("after_day", day);
+            stats = stats.bind("after_agent", agent).bind("after_model", model);
+        }
+        let stats = stats
+            .push(" GROUP BY u.day, u.agent, u.model ORDER BY u.day DESC, u.agent, u.model")
+            .push(" LIMIT :limit")
+            .bind("limit", page.limit);
         self.backend.read(Work::Lists, stats).await?.iter().map(Record::read).collect()
     }
 

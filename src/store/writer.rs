@@ -1,10 +1,11 @@
 //! Group commit: one task takes the writes of all runs and commits them together.
 //!
-//! Batching is adaptive: an idle writer commits at once, and while commits are in flight, the next batch
-//! grows. Writes of one [`Appender`] in the same batch are merged. Writes of different appenders are never
-//! merged, even if they are for the same run, so that a refused write does not affect others. A run never has
-//! two commits in flight, so its writes stay in order. The writer does not decide what is written, and it
-//! retries only transient failures.
+//! Batching is adaptive: an idle writer commits at once, and while a commit is in flight, the next batch
+//! grows. It is committed beside the first one only if that takes long or the batch is full, since a large commit
+//! costs little more than a small one. Writes of one [`Appender`] in the same batch are merged. Writes of different
+//! appenders are never merged, even if they are for the same run, so that a refused write does not affect others. A
+//! run never has two commits in flight, so its writes stay in order. The writer does not decide what is written, and
+//! it retries only transient failures.
 
 pub mod crash;
 
@@ -25,8 +26,10 @@ use crate::jitter;
 
 /// Writes in one commit, at most.
 const MAX_BATCH: usize = 128;
-/// Commits at the same time: while the disk writes one, the next is on its way.
+/// Commits at the same time, at most.
 const MAX_IN_FLIGHT: usize = 2;
+/// After this time, a commit in flight no longer keeps the next batch waiting.
+const MAY_HOLD_UP: Duration = Duration::from_millis(10);
 /// The pause before the first retry; it doubles up to [`LAST_PAUSE`], both with jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(2);
@@ -126,6 +129,7 @@ impl Writer {
             queue: VecDeque::new(),
             in_flight: HashSet::new(),
             commits: JoinSet::new(),
+            last_commit: Instant::now(),
         };
         tokio::spawn(task.run());
         Self { requests, available, appenders: Arc::default() }
@@ -183,6 +187,8 @@ struct Task {
     /// Runs with a commit in flight.
     in_flight: HashSet<Uuid>,
     commits: JoinSet<Vec<Uuid>>,
+    /// When the newest of them began.
+    last_commit: Instant,
 }
 
 impl Task {
@@ -193,11 +199,14 @@ impl Task {
         let mut poll = tokio::time::interval(POLL_INTERVAL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            while self.commits.len() < MAX_IN_FLIGHT {
+            let mut now = Instant::now();
+            while self.may_commit(now) {
                 let batch = self.next_batch();
                 if batch.is_empty() {
                     break;
                 }
+                now = Instant::now();
+                self.last_commit = now;
                 self.commits.spawn(self.committer.clone().commit(batch));
             }
             if !open && self.commits.is_empty() {
@@ -205,6 +214,7 @@ impl Task {
             }
             tokio::select! {
                 Some(finished) = self.commits.join_next() => self.finish(finished).await,
+                () = tokio::time::sleep_until(self.last_commit + MAY_HOLD_UP), if self.is_held_up(now) => {}
                 _ = poll.tick(), if !self.queue.is_empty() => self.refuse_late_starts(),
                 received = self.inbox.recv_many(&mut requests, MAX_BATCH), if open => open = received > 0,
             }
@@ -221,6 +231,21 @@ impl Task {
         for done in stopped {
             let _ = done.send(());
         }
+    }
+
+    fn may_commit(&self, now: Instant) -> bool {
+        match self.commits.len() {
+            0 => true,
+            MAX_IN_FLIGHT.. => false,
+            _ => !self.is_held_up(now) && !self.queue.is_empty(),
+        }
+    }
+
+    /// Whether a commit in flight still keeps the writes of the queue waiting.
+    fn is_held_up(&self, now: Instant) -> bool {
+        !self.commits.is_empty()
+            && (1..MAX_BATCH).contains(&self.queue.len())
+            && now < self.last_commit + MAY_HOLD_UP
     }
 
     async fn finish(&mut self, finished: Result<Vec<Uuid>, JoinError>) {

@@ -8,6 +8,7 @@ use serde_json::{Number, Value};
 
 use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
+use crate::bounds::text::shortened;
 use crate::event::ValidationError;
 
 /// Bytes of the arguments of one call.
@@ -75,6 +76,7 @@ pub fn errors(schema: &Schema, arguments: &Value) -> Vec<ValidationError> {
 
 pub(super) fn check(schema: &Schema, arguments: &Value) -> Result<(), String> {
     if let Some(place) = nul_in(arguments) {
+        let place = shortened(&place);
         return Err(format!("The arguments hold a NUL character at {place}; no tool takes one."));
     }
     schema.check(arguments, MAX_SCHEMA_ERRORS).map_err(|rejected| {
@@ -153,5 +155,8 @@ mod tests {
         for (arguments, place) in table {
             assert_eq!(nul_in(&arguments).as_deref(), place, "{arguments}");
         }
+        let schema = Schema::of_tool(&json!({"type": "object"})).unwrap();
+        let long = Value::from_iter([(format!("{}\0", "x".repeat(10_000)), 1)]);
+        assert!(check(&schema, &long).unwrap_err().len() < 300, "little of a name is repeated");
     }
 }

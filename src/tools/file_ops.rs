@@ -14,12 +14,12 @@ mod writing;
 
 use crate::message::tool_schema::ToolSchema;
 use std::io;
+use std::sync::LazyLock;
 
 use async_trait::async_trait;
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::arguments::whole_number_of;
@@ -29,14 +29,15 @@ use super::workspace::{Kind, PathError, Resolved};
 use super::{
     ChangeRecorder, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, pdf,
 };
+use crate::bounds::memory::TenantSemaphore;
 use crate::event::ValidationError;
 use crate::fairness::{self, WorkError};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
 use reading::FirstRead;
 
-/// Searches of all runs at the same time: each holds a file and what its pattern builds.
-static SEARCHES: Semaphore = Semaphore::const_new(4);
+/// Searches at the same time, half of them of one tenant: each holds a file and what its pattern builds.
+static SEARCHES: LazyLock<TenantSemaphore> = LazyLock::new(|| TenantSemaphore::new(4));
 /// Entries of a directory that are moved with it, at most.
 const MAX_MOVED: usize = 1000;
 
@@ -220,7 +221,7 @@ impl Tool for FileOps {
             match begun.await? {
                 FirstRead::Text(text) => return Ok(text),
                 FirstRead::Pdf(document) => {
-                    let text = pdf::text(document).await;
+                    let text = pdf::text(document, &context.caller.tenant).await;
                     let text =
                         text.map_err(|why| ToolError::ForModel(format!("{path:?} {why}")))?;
                     return reading::page_of(path, &text, offset, limit);
@@ -236,7 +237,9 @@ impl Tool for FileOps {
         let (bytes, workspace, arguments, permit) = sized.await?;
         let _turn = large_contents::turn(bytes).await;
         let _place = match Operation::parse(&arguments)? {
-            Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
+            Operation::Search { .. } | Operation::Glob { .. } => {
+                SEARCHES.acquire(&context.caller.tenant).await // never closed
+            }
             _ => None,
         };
         let only_reads = !permit.actions().iter().any(|action| action.effect != Effect::Read);

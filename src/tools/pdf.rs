@@ -8,15 +8,16 @@
 use std::io::{self, Read, Seek, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{ExitCode, Stdio};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use pdf_extract::{Document, PlainTextOutput, output_doc_page};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
-use tokio::sync::Semaphore;
 
 use super::sandbox::{self, Limits};
+use crate::bounds::memory::TenantSemaphore;
 
 /// The argument that makes the binary a reader.
 pub const READER: &str = "pdf-text";
@@ -44,14 +45,15 @@ const LIMITS: Limits = Limits {
 /// How much address space the reader's allocator reserves at a time, in KiB. With the default of 1 GiB,
 /// which it reserves before the limit is set, the reader could use 1 GiB in spite of the limit.
 const RESERVED: (&str, &str) = ("MIMALLOC_ARENA_RESERVE", "65536");
-/// Readers of all runs at the same time.
-static READERS: Semaphore = Semaphore::const_new(2);
+/// Readers at the same time, half of them of one tenant.
+const MAX_READERS: usize = 2;
+static READERS: LazyLock<TenantSemaphore> = LazyLock::new(|| TenantSemaphore::new(MAX_READERS));
 
 /// The text of a document in memory, as [`text`] has it.
 ///
 /// # Errors
 /// As of [`text`].
-pub(super) async fn text_of(document: Vec<u8>) -> Result<String, String> {
+pub(super) async fn text_of(document: Vec<u8>, tenant: &str) -> Result<String, String> {
     let file = tokio::task::spawn_blocking(move || {
         let mut file = std::fs::File::from(memfd_create("document", MemfdFlags::CLOEXEC)?);
         file.write_all(&document)?;
@@ -59,19 +61,19 @@ pub(super) async fn text_of(document: Vec<u8>) -> Result<String, String> {
         io::Result::Ok(file)
     });
     match file.await {
-        Ok(Ok(file)) => text(file).await,
+        Ok(Ok(file)) => text(file, tenant).await,
         Ok(Err(error)) => Err(format!("cannot be read: {error}")),
         Err(stopped) => Err(format!("cannot be read: {stopped}")),
     }
 }
 
-/// The text of an open document, each page behind a line with its number.
+/// The text of an open document for this tenant, each page behind a line with its number.
 ///
 /// # Errors
 /// The error: a sentence without its subject.
-pub(super) async fn text(document: std::fs::File) -> Result<String, String> {
+pub(super) async fn text(document: std::fs::File, tenant: &str) -> Result<String, String> {
     let unusable = |error: io::Error| format!("cannot be read: the reader failed: {error}");
-    let _place = READERS.acquire().await;
+    let _place = READERS.acquire(tenant).await; // never closed
     let mut reader = Command::new("/proc/self/exe")
         .arg(READER)
         .env_clear()
@@ -188,4 +190,19 @@ fn page(document: &Document, number: u32) -> Result<String, pdf_extract::OutputE
     }
     kept.truncate(kept.trim_end().len());
     Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn no_tenant_has_all_readers() {
+        let take = |tenant| READERS.acquire(tenant).now_or_never().flatten();
+        let of_one: Vec<_> = std::iter::from_fn(|| take("one")).collect();
+        assert_eq!(of_one.len(), MAX_READERS / 2);
+        assert!(take("other").is_some());
+    }
 }

@@ -299,13 +299,14 @@ impl Call {
         let url = credential.map_or_else(|| asked.clone(), |credential| credential.address(&asked));
         let target = Target::of(&url, false);
         let sent = self.judge.admit(request.method(), target).await?;
+        let tenant = self.judge.tenant();
         let passed = async {
             if request.method() == Method::CONNECT {
-                let passage = self.client.tunnel_end(&url, &self.addresses).await?;
+                let passage = self.client.tunnel_end(&url, &self.addresses, &tenant).await?;
                 *opened.lock() = Some((hyper::upgrade::on(&mut request), passage));
                 return Ok(Response::new(Either::Right(Full::default())));
             }
-            let passage = self.client.passage(&url, &self.addresses).await?;
+            let passage = self.client.passage(&url, &self.addresses, &tenant).await?;
             if let Some(credential) = credential {
                 credential.add_to(request.headers_mut());
             }

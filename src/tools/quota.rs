@@ -33,6 +33,8 @@ const PAUSE: u32 = 20;
 const COUNTED: u64 = 4;
 /// Workspaces whose figures are kept.
 const KEPT: usize = 4096;
+/// Levels of directories that are measured; no path of a tool has more names.
+const MAX_LEVELS: usize = 2_048;
 
 /// `[tools.file_ops]`: the bounds of each workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -385,12 +387,14 @@ impl Quota {
 }
 
 /// Counts the content of a directory and beneath, up to a little above a maximum. Links are not followed, and
-/// unreadable directories count as empty.
+/// unreadable directories count as empty. One directory of each level may be open, so directories that programs have
+/// nested too deeply count as more files than the maximum.
 fn measured(root: &Dir, most: Used) -> Used {
     let mut used = Used::default();
     let mut space = Space::new();
-    let mut waiting: Vec<(Rc<OwnedFd>, OsString)> = Vec::new();
+    let mut waiting: Vec<(Rc<OwnedFd>, OsString, usize)> = Vec::new();
     let mut next = entries::opened(root, OsStr::new(".")).ok();
+    let mut level = 0;
     loop {
         if let Some(directory) = next.map(Rc::new) {
             // A directory that cannot be read to its end counts as far as it was read.
@@ -403,7 +407,7 @@ fn measured(root: &Dir, most: Used) -> Used {
                     let bytes = entries::stat(&*directory, name).map_or(0, |found| found.st_size);
                     used.bytes = used.bytes.saturating_add(bytes.unsigned_abs());
                 } else if kind.is_dir() {
-                    waiting.push((Rc::clone(&directory), name.to_owned()));
+                    waiting.push((Rc::clone(&directory), name.to_owned(), level + 1));
                 }
                 io::Result::Ok(true)
             });
@@ -411,7 +415,11 @@ fn measured(root: &Dir, most: Used) -> Used {
         if used.files > most.files || used.bytes > most.bytes {
             return used;
         }
-        let Some((parent, name)) = waiting.pop() else { return used };
+        let Some((parent, name, deeper)) = waiting.pop() else { return used };
+        if deeper > MAX_LEVELS {
+            return Used { files: most.files.saturating_add(1), ..used };
+        }
+        level = deeper;
         next = entries::opened(&*parent, &name).ok();
     }
 }
@@ -420,6 +428,7 @@ fn measured(root: &Dir, most: Used) -> Used {
 mod tests {
     use super::*;
     use crate::tools::Workspace;
+    use crate::tools::removal::remove_path;
 
     fn workspace(limits: QuotaLimits) -> (tempfile::TempDir, Workspace) {
         let root = tempfile::tempdir().unwrap();
@@ -496,6 +505,22 @@ mod tests {
             }
             assert!(replicas.iter().all(|replica| admit(replica, new(bytes)).is_ok()));
         }
+    }
+
+    #[test]
+    fn directories_that_no_path_reaches_count_as_too_many() {
+        let (root, workspace) = workspace(QuotaLimits::default());
+        let mut dir = workspace.root().try_clone().unwrap();
+        for _ in 0..MAX_LEVELS {
+            dir.create_dir("d").unwrap();
+            dir = dir.open_dir("d").unwrap();
+        }
+        let most = Used { bytes: u64::MAX, files: 100_000 };
+        assert_eq!(measured(&workspace.root(), most).files, MAX_LEVELS as u64);
+        dir.create_dir("d").unwrap();
+        assert_eq!(measured(&workspace.root(), most).files, 100_001);
+        assert_eq!(admit(&workspace, new(1)), Err(OverQuota::Files(100_002, 100_000)));
+        remove_path(&root.path().join("t")).unwrap();
     }
 
     #[test]

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::approval::Escalated;
 use super::arguments;
 use super::audit_arguments::shown;
+use crate::bounds::secrets;
 use crate::bounds::text::quoted;
 use crate::clock;
 use crate::event::{
@@ -115,7 +116,7 @@ pub struct FatalToolError {
 }
 
 /// A result as it may be stored and read: without NUL characters, which no store takes, and of 64
-/// KiB at most, of which head and tail are kept.
+/// KiB at most, of which head and tail are kept, without parts of secrets at the cut.
 pub fn capped(mut text: String) -> String {
     if text.contains('\0') {
         text.retain(|c| c != '\0');
@@ -125,8 +126,7 @@ pub fn capped(mut text: String) -> String {
     }
     // The note about the middle is shorter than the room kept for it.
     let half = (MAX_RESULT - 256) / 2;
-    let head = &text[..text.floor_char_boundary(half)];
-    let tail = &text[text.ceil_char_boundary(text.len() - half)..];
+    let (head, tail) = (secrets::head(&text, half), secrets::tail(&text, half));
     let middle = &text[head.len()..text.len() - tail.len()];
     let first = 1 + head.matches('\n').count();
     let last = first + middle.matches('\n').count();

@@ -6,10 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use cap_fs_ext::DirExt;
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, DirEntry, File, Metadata, OpenOptions};
 use rustix::fs::{RenameFlags, renameat_with};
 use rustix::io::Errno;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::own_writes;
@@ -20,6 +22,8 @@ use crate::bounds::off_worker;
 const PREFIX: &str = ".toolloop-";
 /// A staged file that was not written to for this long was left by a crash.
 const LONGEST: Duration = Duration::from_hours(1);
+/// Levels of directories in which such files are looked for at most: one directory of each is open.
+const MAX_LEVELS: usize = 512;
 
 /// A file that is not yet in its place; removed again unless it gets there.
 #[derive(Debug)]
@@ -60,27 +64,46 @@ impl StagedFile {
         name.starts_with(PREFIX)
     }
 
-    /// Deletes staged files that crashes left in the directories of all tenants; returns how many.
+    /// Whether a file of this name is one that is not in its place, or was left by a crash.
+    pub fn is_own_name(name: &str) -> bool {
+        let id = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(".tmp"));
+        id.is_some_and(|id| Uuid::try_parse(id).is_ok())
+    }
+
+    /// Deletes staged files that crashes left in the directories of all tenants, and in those beneath them if
+    /// it is to look deep, until it is stopped; returns how many.
     ///
     /// # Errors
-    /// Errors of the file system.
-    pub fn remove_abandoned(workspaces: &Path) -> io::Result<u64> {
-        let workspaces = Dir::open_ambient_dir(workspaces, ambient_authority())?;
-        let mut removed = 0;
+    /// The directory of all workspaces cannot be read.
+    pub fn remove_abandoned(
+        workspaces: &Path,
+        is_deep: bool,
+        stop: &CancellationToken,
+    ) -> io::Result<u64> {
+        let workspaces = Arc::new(Dir::open_ambient_dir(workspaces, ambient_authority())?);
+        let mut waiting = Vec::new();
         for tenant in workspaces.entries()? {
             let tenant = tenant?;
-            if tenant.file_name().as_encoded_bytes().starts_with(b".") {
-                continue; // no tenant has such a name
+            let name = tenant.file_name();
+            // No tenant has such a name.
+            let is_other = name.as_encoded_bytes().starts_with(b".");
+            if !is_other && tenant.file_type()?.is_dir() {
+                waiting.push((Arc::clone(&workspaces), name, 1));
             }
-            if !tenant.file_type()?.is_dir() {
-                continue;
-            }
-            let Ok(dir) = tenant.open_dir() else { continue };
-            for entry in dir.entries()? {
-                // What goes away in the meantime has got into its place.
-                let Ok(entry) = entry else { continue };
-                if was_left(&entry).unwrap_or(false) && entry.remove_file().is_ok() {
-                    removed += 1;
+        }
+        let levels = if is_deep { MAX_LEVELS } else { 1 };
+        let mut removed = 0;
+        while let Some((above, name, level)) = waiting.pop()
+            && !stop.is_cancelled()
+        {
+            let Ok(dir) = above.open_dir_nofollow(&name).map(Arc::new) else { continue };
+            let Ok(entries) = dir.entries() else { continue };
+            // What goes away in the meantime has got into its place.
+            for entry in entries.flatten() {
+                if was_left(&entry).unwrap_or(false) {
+                    removed += u64::from(entry.remove_file().is_ok());
+                } else if level < levels && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    waiting.push((Arc::clone(&dir), entry.file_name(), level + 1));
                 }
             }
         }
@@ -177,8 +200,8 @@ impl Drop for StagedFile {
 
 fn was_left(entry: &DirEntry) -> io::Result<bool> {
     let name = entry.file_name();
-    let id = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(".tmp"));
-    if id.is_none_or(|id| Uuid::try_parse(id).is_err()) || !entry.file_type()?.is_file() {
+    let is_other = name.to_str().is_none_or(|name| !StagedFile::is_own_name(name));
+    if is_other || !entry.file_type()?.is_file() {
         return Ok(false);
     }
     let age = SystemTime::now().duration_since(entry.metadata()?.modified()?.into_std());
@@ -231,8 +254,19 @@ mod tests {
         file.into_std().set_modified(before).unwrap();
         let own = root.path().join("t/.toolloop-own.tmp");
         std::fs::File::create(&own).unwrap().set_modified(before).unwrap();
-        assert_eq!(StagedFile::remove_abandoned(root.path()).unwrap(), 1);
+        workspace.root().create_dir_all("a/b").unwrap();
+        let inner = Arc::new(workspace.root().open_dir("a/b").unwrap());
+        let (inner_under_way, _) = StagedFile::create(&inner).unwrap();
+        let (inner_left, file) = StagedFile::create(&inner).unwrap();
+        file.into_std().set_modified(before).unwrap();
+        let stop = CancellationToken::new();
+        let remove = |is_deep| StagedFile::remove_abandoned(root.path(), is_deep, &stop).unwrap();
+        assert_eq!(remove(false), 1);
         let there = |staged: &StagedFile| root.path().join("t").join(&staged.name).exists();
         assert_eq!((there(&under_way), there(&left), own.exists()), (true, false, true));
+        let there = |staged: &StagedFile| inner.exists(&staged.name);
+        assert_eq!((there(&inner_under_way), there(&inner_left)), (true, true));
+        assert_eq!((remove(true), remove(true)), (1, 0));
+        assert_eq!((there(&inner_under_way), there(&inner_left)), (true, false));
     }
 }

@@ -194,13 +194,14 @@ impl Tool for WebFetch {
         let work = async {
             let response = self.fetch(url, (&permit, &context.requests)).await?;
             if response.body.starts_with(pdf::MAGIC) {
-                return pdf::text_of(response.body).await.map_err(|why| format!("it {why}"));
+                let text = pdf::text_of(response.body, &context.caller.tenant).await;
+                return text.map_err(|why| format!("it {why}"));
             }
             let reading = move || {
                 let text = Text::of(&response)?;
                 if raw { Ok(text.raw()) } else { text.readable(&response.url) }
             };
-            let read = parse_pool::run(reading).await;
+            let read = parse_pool::run(&context.caller.tenant, reading).await;
             read.unwrap_or_else(|| Err("it cannot be made readable; try it with raw".to_owned()))
         };
         let read = tokio::time::timeout(deadline, work).await.unwrap_or_else(|_elapsed| {

@@ -67,6 +67,25 @@ async fn an_answer_is_one_text_that_grows() {
     let browser = Chromium::start().await;
     browser.open(&service.url("/console#/agents/writer")).await;
     let live = "document.querySelector('.iteration.live .said.live')";
+    // The first answer about the run is read only when that is told.
+    let delayed = "(() => {
+        const real = window.fetch;
+        let isFirst = true;
+        window.fetch = async (url, options) => {
+            const answer = await real(url, options);
+            if (!isFirst || !/\\/runs\\/[^/?]+$/.test(url)) return answer;
+            isFirst = false;
+            const text = await answer.text();
+            answer.text = () => new Promise((resolve) => {
+                window.release = () => {
+                    setTimeout(() => { document.body.dataset.read = 'late'; });
+                    resolve(text);
+                };
+            });
+            return answer;
+        };
+    })()";
+    browser.eval(delayed).await;
     browser.click("button.main").await;
 
     // The very first answer, and then the one behind the call.
@@ -91,6 +110,13 @@ async fn an_answer_is_one_text_that_grows() {
     assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 2);
     let text = "document.querySelectorAll('.iteration .said')[1].textContent.split(' ').length";
     assert_eq!(browser.eval(text).await, WORDS);
+
+    // What was asked while it was in progress does not make an ended run one in progress.
+    let status = "document.querySelector('.title .status')?.dataset.status";
+    browser.until_eq(status, "completed").await;
+    browser.eval("release()").await;
+    browser.until("document.body.dataset.read === 'late'").await;
+    assert_eq!(browser.eval(status).await, "completed");
     browser.close(&service.url("/")).await;
 }
 
@@ -251,6 +277,16 @@ async fn every_type_of_event_has_a_picture() {
     let drawn = browser.eval(drawn).await;
     let drawn = drawn.as_str().unwrap();
     assert!(drawn.contains("moon.rose") && drawn.contains("<b>very</b>"), "{drawn}");
+
+    // What a model wrote at length is cut.
+    let cut =
+        "Promise.all([import('/console/story.js'), import('/console/rows.js')]).then(([s, r]) => {
+        const story = new s.Story();
+        const data = {agent: 'other', reason: 'x'.repeat(1_000_000)};
+        story.add({seq: 1, at: '2026-01-01T00:00:00Z', type: 'handoff.started', data});
+        return r.drawn(story.rows[0]).node.textContent.length; })";
+    let shown = browser.eval(cut).await.as_u64().unwrap();
+    assert!((3000..4000).contains(&shown), "{shown} characters");
     browser.close(&service.url("/")).await;
 }
 
@@ -270,6 +306,52 @@ async fn a_stream_that_is_one_too_many_is_opened_later() {
     browser.eval(refused).await;
     browser.go(&format!("runs/{}", run["run_id"].as_str().unwrap())).await;
     browser.until("document.querySelector('.end.completed')").await;
+
+    // A run that cannot be followed any more, as one that was deleted, is not asked for again and again.
+    let gone = "(() => {
+        const { fetch, setInterval, clearInterval } = window;
+        window.timers = new Map();
+        window.setInterval = (go, ms) => {
+            const timer = setInterval(go, ms);
+            if (ms >= 500) timers.set(timer, ms); // `until` has one of its own
+            return timer;
+        };
+        window.clearInterval = (timer) => {
+            timers.delete(timer);
+            clearInterval(timer);
+        };
+        window.fetch = (url, options) => (String(url).endsWith('/events')
+            ? Promise.resolve(Response.json({detail: 'It is gone.'}, {status: 404})) : fetch(url, options));
+    })()";
+    browser.eval(gone).await;
+    browser.go("runs").await;
+    browser.until("timers.size === 1").await;
+    browser.go(&format!("runs/{}", run["run_id"].as_str().unwrap())).await;
+    browser.until_text("It is gone.").await;
+    assert_eq!(browser.eval("[...timers.values()]").await, json!([]));
+    browser.go("runs/01970000-0000-7000-8000-000000000000").await;
+    browser.until("document.querySelector('main > .notice.bad')").await;
+    assert_eq!(browser.eval("[...timers.values()]").await, json!([]));
+
+    // A stream that fails again and again is opened less and less often.
+    let pauses = "import('/console/stream.js').then(async ({ follow }) => {
+        const { fetch, setTimeout } = window;
+        const left = new AbortController();
+        const pauses = [];
+        window.fetch = () => Promise.resolve(new Response('{}', {status: 500}));
+        window.setTimeout = (go, ms) => {
+            if (ms >= 1000 && pauses.push(ms) === 7) left.abort();
+            return setTimeout(go, 0);
+        };
+        try {
+            for await (const event of follow('any', left.signal)) pauses.push(event);
+        } catch {
+            Object.assign(window, { fetch, setTimeout });
+        }
+        return pauses;
+    })";
+    let doubled = json!([1000, 2000, 4000, 8000, 16000, 30000, 30000]);
+    assert_eq!(browser.eval(pauses).await, doubled);
     browser.close(&service.url("/")).await;
 }
 

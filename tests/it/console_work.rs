@@ -302,6 +302,32 @@ async fn the_inbox_finds_pending_calls_behind_others() {
     browser.until("document.querySelectorAll('.inbox [data-call]').length === 1").await;
     browser.go("approvals").await;
     browser.until_text("100 requests among the newest 100; there are older ones.").await;
+    // Of more that match, so many are shown.
+    browser.go("approvals?agent=o").await;
+    browser.until_text("100 requests among the newest 101; there are older ones.").await;
+    browser.until_eq("document.querySelectorAll('.inbox [data-call]').length", 100).await;
+
+    // Of a file that a call would replace, no more is read than is compared.
+    let compared = "import('/console/preview.js').then(async ({ preview }) => {
+        const real = window.fetch;
+        const ranges = [];
+        const answers = [new Response('', {status: 416}), new Response('x'.repeat(1_200_000), {status: 206})];
+        window.fetch = (url, options) => {
+            if (!String(url).includes('/files/')) return real(url, options);
+            ranges.push(options.headers.Range);
+            return Promise.resolve(answers.shift());
+        };
+        const isCompared = [];
+        while (answers.length) {
+            const node = preview({tool: 'file_ops', run_id: 'r'}, {operation: 'write', path: 'p', content: 'y'});
+            await new Promise((resolve) => { new MutationObserver(resolve).observe(node, {childList: true}); });
+            isCompared.push(node.textContent.includes('p would change'));
+        }
+        window.fetch = real;
+        return [ranges, isCompared];
+    })";
+    let range = "bytes=0-1199999";
+    assert_eq!(browser.eval(compared).await, json!([[range, range], [true, false]]));
     browser.close(&service.url("/")).await;
 }
 
@@ -593,12 +619,33 @@ async fn a_form_that_is_sent_twice_starts_one_run() {
     })()";
     assert_eq!(browser.eval(twice).await, 1);
     browser.until("document.querySelector('.end.completed')").await;
+
+    // A form has an end, whatever the schema of a tool is: one that leads to itself, lists of lists by default.
+    let endless = "import('/console/fields.js').then(({ makeField }) => {
+        const names = Array.from({length: 60}, (_, number) => `p${number}`);
+        const properties = Object.fromEntries(names.map((name) => [name, {$ref: '#/$defs/a'}]));
+        const schema = {type: 'object', $defs: {a: {type: 'object', properties}}, properties};
+        const field = makeField('f', '', schema, true);
+        const value = {p0: {p1: {p2: {p3: {p4: {p5: 1}}}}}, p59: {p58: {}}};
+        field.set(value);
+        const list = (items) => ({type: 'array', default: Array(200).fill([]), items});
+        const lists = makeField('l', '', list(list(list(list({type: 'string'})))), true);
+        return [field.node.querySelectorAll('textarea').length, field.read([]), lists.node.querySelectorAll('li').length];
+    })";
+    let form = browser.eval(endless).await;
+    assert!((1000..=2000).contains(&form[0].as_u64().unwrap()), "{form:#}");
+    assert!((1..=2000).contains(&form[2].as_u64().unwrap()), "{form:#}");
+    let value = json!({"p0": {"p1": {"p2": {"p3": {"p4": {"p5": 1}}}}}, "p59": {"p58": {}}});
+    assert_eq!(form[1], value);
     browser.close(&service.url("/")).await;
 }
 
 #[tokio::test]
 async fn a_run_with_a_secret_is_not_repeated_as_it_is_shown() {
     let (service, browser) = plain("").await;
+    // The overview of a service that has run nothing.
+    let duration = "document.querySelectorAll('.tile')[3]?.textContent";
+    browser.until_eq(duration, "Duration, median–").await;
     let repeats = "[...document.querySelectorAll('.actions button')].some((b) => b.textContent === 'Run again')";
     for (inputs, is_repeated) in [(json!({"a": 1}), true), (json!({"password": "hunter2"}), false)]
     {
@@ -671,6 +718,15 @@ enable_double_confirmation: false
         assert_eq!((rows.len(), &last["more"]), (most, &json!(more)), "{last:#}");
         assert_eq!(rows[most - 1]["content"], "you said and again");
     }
+    // Of a long text that is being written, the last characters.
+    let live = "import('/console/dom.js').then(({ grow }) => {
+        const place = document.createElement('p');
+        return [1, 20_000, 1_000_000].map((length) => {
+            grow(place, 'x'.repeat(length));
+            return place.textContent.length;
+        });
+    })";
+    assert_eq!(browser.eval(live).await, json!([1, 20_000, 20_002]));
     browser.close(&service.url("/")).await;
 }
 
@@ -794,5 +850,19 @@ async fn the_overview_counts_runs_and_errors() {
     browser.until("document.querySelectorAll('[data-run]').length === 2").await;
     browser.go("runs?agent=EDIT").await;
     browser.until("document.querySelectorAll('[data-run]').length === 1").await;
+
+    // The oldest request is told where all of them were read.
+    let waiting = "document.querySelectorAll('.tile')[2]?.textContent";
+    browser.go("").await;
+    browser.until_eq(waiting, "Waiting for a decision1oldest: editor").await;
+    let more = "(() => {
+        const real = window.fetch;
+        window.fetch = (url, options) => (String(url).includes('/approvals?')
+            ? Promise.resolve(Response.json({data: [{agent: 'editor'}], next_cursor: 'x'})) : real(url, options));
+    })()";
+    browser.eval(more).await;
+    browser.go("runs").await;
+    browser.go("").await;
+    browser.until_eq(waiting, "Waiting for a decision1+").await;
     browser.close(&service.url("/")).await;
 }

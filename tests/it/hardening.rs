@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt as _;
+use futures::stream::{FuturesUnordered, StreamExt as _};
 use reqwest::Method;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
@@ -145,6 +147,47 @@ async fn an_incomplete_body_is_answered_408() {
         assert_eq!(rest(&mut stream).await, b"");
     }
     assert_eq!(service.get("/v1/runs").await.body["data"], json!([]), "nothing was started");
+}
+
+#[tokio::test]
+async fn large_bodies_that_do_not_end_are_bounded() {
+    // An eighth of it for all of them, half of that for one tenant: 16 of these.
+    let memory = "[runtime]\nmax_memory = \"256MiB\"\n[server]\nbody_timeout = \"10m\"";
+    let service = start(memory).await;
+    let whole = format!("{{}}{}", " ".repeat((1 << 20) - 2));
+    let begun = format!(
+        "POST /v1/keys HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ADMIN_KEY}\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
+        whole.len(),
+        &whole[..20_000]
+    );
+    let mut answers = FuturesUnordered::new();
+    for _ in 0..20 {
+        let mut stream = send(&service, &begun).await;
+        answers.push(async move { one_answer(&mut stream).await });
+    }
+    for _ in 16..20 {
+        let refused = answers.next().await.unwrap();
+        assert_eq!((refused.status, &refused.body["code"]), (503, &json!("OVERLOADED")));
+        assert_eq!(refused.headers["retry-after"], "1");
+    }
+    assert!(answers.next().now_or_never().is_none(), "the others wait for their bodies");
+    assert_eq!(
+        service.post("/v1/keys", &json!({})).await.status,
+        422,
+        "a small body needs no place"
+    );
+    drop(answers);
+    let regained = async {
+        loop {
+            let request = service.request(Method::POST, "/v1/keys").body(whole.clone());
+            let request = request.header("content-type", "application/json");
+            if answer(request).await.status == 422 {
+                return;
+            }
+        }
+    };
+    timeout(AT_MOST, regained).await.expect("places are not given back");
 }
 
 #[tokio::test]
@@ -569,6 +612,15 @@ async fn http2_works_with_prior_knowledge() {
         .await
         .unwrap();
     assert_eq!(long.status(), 414);
+    for (count, status) in [(64, 200), (80, 431)] {
+        let request = http2.get(service.url("/v1/runs")).bearer_auth(&service.key);
+        let headers = 0..count;
+        let request =
+            headers.fold(request, |request, n| request.header(format!("x-{n}"), "y".repeat(1000)));
+        let answered = answer(request).await;
+        assert_eq!(answered.status, status, "{count} KB of headers: {answered:?}");
+        assert_eq!(answered.body["code"] == "HEADERS_TOO_LARGE", status == 431, "{answered:?}");
+    }
 }
 
 #[tokio::test]

@@ -130,7 +130,7 @@ async fn results_are_marked_and_suspicious_ones_say_so(db: Db) {
     let shown_first = shown(&mock);
     let (plain, mail) = (&shown_first[0], &shown_first[1]);
     let code = plain.strip_prefix("<data ").unwrap().split_once('>').unwrap().0.to_owned();
-    assert_eq!(code.len(), 8, "{plain}");
+    assert_eq!(code.len(), 16, "{plain}");
     assert!(plain.ends_with(&format!("\n</data {code}>")) && plain.contains("harvest"), "{plain}");
     assert!(mail.starts_with("<data ") && mail.contains(" warning=\""), "{mail}");
     assert!(mail.contains(ATTACK), "{mail}");

@@ -249,6 +249,8 @@ async fn endless_streams_are_cut_off() {
         mock.script([Reply::Pieces(pieces, After::Silence)]);
         let error = follow(&patient(&mock)).await.0.unwrap_err();
         assert!(error.kind == kind && error.message.starts_with(message), "{error}");
+        let is_estimated = error.usage.as_ref().is_some_and(|usage| usage.estimated);
+        assert_eq!(is_estimated, kind == TooLarge, "{error}");
     }
 }
 

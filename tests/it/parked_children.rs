@@ -15,6 +15,7 @@
 //! | large results beside a parked child | `large_results_are_kept_when_a_run_parks` |
 //! | a child whose journal is damaged | `a_run_goes_on_behind_a_child_that_cannot_be_read` |
 //! | cancel, void approvals | `cancelling_a_parked_tree_ends_all_of_it` |
+//! | damaged rows | `a_tree_whose_parents_are_a_circle_is_shown` |
 //! | crash, restart | `a_parked_tree_survives_crashes` |
 //! | child cancelled, denied | `an_end_without_output_is_told_to_the_parent` |
 //! | handoff | `a_conversation_that_was_handed_over_waits_as_well` |
@@ -47,6 +48,7 @@ on_both_stores! {
     large_results_are_kept_when_a_run_parks,
     a_run_goes_on_behind_a_child_that_cannot_be_read,
     cancelling_a_parked_tree_ends_all_of_it,
+    a_tree_whose_parents_are_a_circle_is_shown,
     a_parked_tree_survives_crashes,
     an_end_without_output_is_told_to_the_parent,
     a_conversation_that_was_handed_over_waits_as_well,
@@ -568,6 +570,17 @@ async fn cancelling_a_parked_tree_ends_all_of_it(db: Db) {
     }
     assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
     assert_eq!(settle(&service, &waiting, "approve").await.status, 409);
+}
+
+async fn a_tree_whose_parents_are_a_circle_is_shown(db: Db) {
+    let service = tree().start(db).await;
+    let run = service.enqueue("boss").await;
+    let waiting = parked(&service, &run).await;
+    let leaf = waiting["pending"][0]["run_id"].as_str().unwrap();
+    let circle = format!("UPDATE runs SET parent_run_id = '{leaf}' WHERE parent_run_id IS NULL");
+    change(&service, &format!("DELETE FROM approvals; {circle}")).await;
+    let shown = service.get(&run).await;
+    assert_eq!((shown.status.as_u16(), &shown.body["pending"]), (200, &json!([])));
 }
 
 async fn a_parked_tree_survives_crashes(db: Db) {

@@ -280,6 +280,9 @@ async fn an_endless_answer_is_cut_off() {
     let failure = Client::new(mock.base_url()).ask(None).await.unwrap_err();
     assert_eq!(failure.error.message, "the answer is larger than 2 MiB");
     assert_eq!(failure.attempts, 1, "the next one would be as large, and paid for");
+    let usage = failure.error.usage.unwrap();
+    assert!(usage.estimated && usage.input_tokens > 0, "{usage:?}");
+    assert_eq!(usage.output_tokens, (2 << 20) / 4, "at least as much is paid for");
 }
 
 #[tokio::test]

@@ -308,8 +308,8 @@ async fn a_budget_in_dollars_is_kept(db: Db) {
     let service = priced("\ngovernance: {budget: {max_cost_usd: 0.02}}").start(db).await;
     let run = service.run("reader", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
-    // A second call may cost 1100 x 2 for its input and 256 x 10 for its output: not with 0.0046
-    // left.
+    // A second call may cost 1101 x 2 for its input, the result of the first one included, and 256 x
+    // 10 for its output: not with 0.0046 left.
     let run = service.run("reader", &json!({"budget": {"max_cost_usd": 0.007}})).await;
     assert_eq!(
         (&run["status"], &run["error"]["code"]),
@@ -318,7 +318,7 @@ async fn a_budget_in_dollars_is_kept(db: Db) {
     );
     assert_eq!(
         run["error"]["context"],
-        json!({"limit": "max_cost_usd", "used": 0.0024, "max": 0.007, "needs": 0.00476})
+        json!({"limit": "max_cost_usd", "used": 0.0024, "max": 0.007, "needs": 0.004_762})
     );
     assert_eq!(run["iterations"], 1);
     let detail = service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body;

@@ -2,9 +2,10 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::{Connection as _, PgConnection, SqliteConnection};
 
 use crate::fault_rounds::rounds;
-use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::service::{Db, Service, Setup, on_both_stores, pause};
 
 on_both_stores! {
     sixty_four_children_share_ten_model_calls,
@@ -16,6 +17,7 @@ on_both_stores! {
     a_child_without_tokens_left_of_the_tree_is_no_failure,
     children_that_use_it_up_together_end_their_parent_for_that,
     a_call_waits_for_reservations_of_others,
+    a_last_answer_is_reserved_although_it_is_not_left,
     a_child_without_a_price_is_not_started_where_costs_are_weighed,
     a_childs_own_tokens_bound_the_runs_below_it,
     a_childs_own_tokens_bound_runs_that_work_together_below_it,
@@ -400,6 +402,51 @@ async fn a_call_waits_for_reservations_of_others(db: Db) {
     let has_ended = |run: &Value| run["finished_at"].is_string();
     service.until(&children, |runs| runs["data"].as_array().unwrap().iter().all(has_ended)).await;
     assert!(asked.await.unwrap().is_ok());
+}
+
+/// Otherwise other runs could take in the meantime what is needed for it.
+async fn a_last_answer_is_reserved_although_it_is_not_left(db: Db) {
+    let list = "{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}";
+    let service = Setup::new()
+        .agent("parent", &format!("{PARENT_OF_ONE}governance: {{budget: {{max_iterations: 2}}}}\n"))
+        .scenario("parent", "steps: [{tool_calls: [{tool: \"agent:child\"}]}, {text: done}]")
+        .agent("child", &format!("{CHILD}tools: [file_ops]\non_limit: answer\n"))
+        .scenario("child", &format!("steps: [{list}, {{delay_ms: 600000, text: fine}}]"))
+        .start(db)
+        .await;
+    let run = service.enqueue("parent").await;
+    until_held(
+        &service,
+        "SELECT count(*) FROM budgets WHERE spent_iterations = 2 AND reserved_iterations = 1 \
+         AND reserved_tokens > 1024",
+    )
+    .await;
+    service.post(&format!("{run}/cancel"), &json!({})).await;
+    service.until(&run, |run| run["status"] == "cancelled").await;
+    until_held(
+        &service,
+        "SELECT count(*) FROM budgets WHERE spent_iterations = 2 AND reserved_iterations = 0 \
+         AND reserved_tokens = 0",
+    )
+    .await;
+}
+
+/// Waits until one budget is as this statement counts them.
+async fn until_held(service: &Service, count: &'static str) {
+    for looks in 0..3000 {
+        let counted: i64 = if service.database_url.starts_with("postgres") {
+            let mut database = PgConnection::connect(&service.database_url).await.unwrap();
+            sqlx::query_scalar(count).fetch_one(&mut database).await.unwrap()
+        } else {
+            let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
+            sqlx::query_scalar(count).fetch_one(&mut database).await.unwrap()
+        };
+        if counted == 1 {
+            return;
+        }
+        pause(looks).await;
+    }
+    panic!("no budget is so: {count}\n{}", service.log());
 }
 
 async fn a_child_without_a_price_is_not_started_where_costs_are_weighed(db: Db) {

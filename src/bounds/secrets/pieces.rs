@@ -1,18 +1,26 @@
 //! Secrets in a text that comes in pieces, e.g. an answer that a model is still writing.
 //!
 //! A piece is passed on up to its last blank, because the last word may continue. A line that may
-//! contain a secret is held back until it ends. A private key is never passed on. The text that is
-//! held back is bounded, so a part of a secret of more than 1 KiB may be shown.
+//! contain a secret is held back until it ends. What is a secret may depend on the words before it,
+//! which are remembered. A private key is never passed on. The text that is held back or remembered is
+//! bounded, so a part of a secret of more than 1 KiB, or of more than 256 bytes in several lines, may be
+//! shown.
 
 use super::{may_hold_secret, redacted};
 
 /// Bytes of a line that wait for its end.
 const MAX_LINE: usize = 2 * 1024;
+/// Bytes of the text before that are remembered.
+const MAX_BEFORE: usize = 256;
 /// Blanks, and signs of any kind, at which a longer line may be cut.
 const MOST_CUTS: usize = 3;
-/// The beginning and the end of a private key.
+/// The beginning and the end of a key or certificate, and the label of a private key.
 const KEY_BEGINS: &str = "-----BEGIN";
 const KEY_ENDS: &str = "-----END";
+const PRIVATE: &str = "PRIVATE KEY";
+/// What ends the line of the end, and the bytes between them at most.
+const DASHES: &str = "-----";
+const MAX_LABEL: usize = 64;
 /// Endings of a line whose value may be in the next line.
 const NAMES_NEXT: [&str; 6] = [":", "=", "=>", "|", "\"\"\"", "'''"];
 
@@ -21,6 +29,8 @@ const NAMES_NEXT: [&str; 6] = [":", "=", "=>", "|", "\"\"\"", "'''"];
 pub struct StreamRedactor {
     /// Text that is not passed on yet.
     waiting: String,
+    /// The end of the text that is passed on, with its secrets.
+    before: String,
     /// Whether the text is inside a private key, whose beginning was passed on as redacted.
     in_key: bool,
 }
@@ -35,12 +45,11 @@ impl StreamRedactor {
             if self.in_key {
                 (rest, self.in_key) = behind_key(rest);
             }
-            let end = if self.in_key { None } else { ready_until(rest) };
+            let end = if self.in_key { None } else { ready_until(&self.before, rest) };
             let Some(end) = end else { break };
             let (part, left) = rest.split_at(end);
-            let begins = part.rfind(KEY_BEGINS);
-            self.in_key = begins.is_some_and(|at| !part[at..].contains(KEY_ENDS));
-            ready.push_str(&redacted(part));
+            self.in_key = ends_in_key(part);
+            ready.push_str(&self.passed_on(part));
             rest = left;
         }
         rest.clone_into(&mut self.waiting);
@@ -49,29 +58,72 @@ impl StreamRedactor {
 
     /// Returns the rest after the last piece.
     pub fn finish(&mut self) -> String {
-        let rest = std::mem::take(&mut self.waiting);
-        if std::mem::take(&mut self.in_key) { String::new() } else { redacted(&rest).into_owned() }
+        let Self { waiting, before, in_key } = std::mem::take(self);
+        if in_key { String::new() } else { behind(&before, &format!("{before}{waiting}")) }
     }
+
+    /// A part without secrets, which is remembered.
+    fn passed_on(&mut self, part: &str) -> String {
+        let known = self.before.len();
+        self.before.push_str(part);
+        let shown = behind(&self.before[..known], &self.before);
+        if self.in_key {
+            self.before.clear(); // all up to the end of the key would be a secret
+        }
+        let over = self.before.len().saturating_sub(MAX_BEFORE);
+        self.before.drain(..self.before.ceil_char_boundary(over));
+        shown
+    }
+}
+
+/// The text behind its known beginning, without the secrets of both.
+fn behind(known: &str, text: &str) -> String {
+    if !may_hold_secret(text) {
+        return text.split_at(known.len()).1.to_owned();
+    }
+    let (known, mut text) = (redacted(known), redacted(text).into_owned());
+    let same = text.chars().zip(known.chars()).take_while(|(one, other)| one == other);
+    let same = same.map(|(letter, _)| letter.len_utf8()).sum();
+    text.split_off(same)
+}
+
+/// Whether the end of a text is inside a private key.
+fn ends_in_key(text: &str) -> bool {
+    let Some((_, begun)) = text.rsplit_once(KEY_BEGINS) else { return false };
+    let label = &begun[..label_end(begun)];
+    let may_be_private = label.contains(PRIVATE) || label.len() == begun.len();
+    may_be_private && !begun.contains(KEY_ENDS)
+}
+
+/// The end of the label that a text begins with.
+fn label_end(text: &str) -> usize {
+    let is_other = |c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == ' ');
+    text.find(is_other).unwrap_or(text.len())
 }
 
 /// The text after a private key, and whether the key continues in the next piece.
 fn behind_key(text: &str) -> (&str, bool) {
-    let Some(end) = text.find(KEY_ENDS) else {
-        let kept = text.len().saturating_sub(KEY_ENDS.len());
-        return (&text[text.floor_char_boundary(kept)..], true);
-    };
-    match text[end..].find('\n') {
-        Some(line) => (&text[end + line..], false),
-        None => (&text[end..], true),
+    for (at, _) in text.match_indices(KEY_ENDS) {
+        let label = &text[at + KEY_ENDS.len()..];
+        let end = label_end(label);
+        if let Some(behind) = label[end..].strip_prefix(DASHES) {
+            return (behind, false);
+        }
+        if end <= MAX_LABEL && DASHES.starts_with(&label[end..]) {
+            return (&text[at..], true);
+        }
     }
+    let kept = text.len().saturating_sub(KEY_ENDS.len());
+    (&text[text.floor_char_boundary(kept)..], true)
 }
 
 /// How much of a text can be passed on: whole lines, then words that cannot become part of a secret.
-fn ready_until(text: &str) -> Option<usize> {
-    let end = match line_end(text) {
+fn ready_until(before: &str, text: &str) -> Option<usize> {
+    let begun_line = before.rsplit('\n').next().unwrap_or_default();
+    let end = match lines_end(text) {
         Some(end) => end,
         None if text.len() > MAX_LINE => cut(text),
-        None if may_hold_secret(text) => return None,
+        None if may_hold_secret(&format!("{begun_line}{text}")) => return None,
         None => text.rfind(char::is_whitespace).map(|at| text.ceil_char_boundary(at + 1))?,
     };
     (end > 0).then_some(end)
@@ -90,6 +142,19 @@ fn cut(text: &str) -> usize {
     let signs = seen[..end].rmatch_indices(|c: char| !c.is_alphanumeric()).take(MOST_CUTS);
     let mut ends = blanks.chain(signs).map(|(at, sign)| at + sign.len());
     ends.find(is_between).unwrap_or(end)
+}
+
+/// The end of the whole lines, or of the first one with the beginning of a private key.
+fn lines_end(text: &str) -> Option<usize> {
+    let mut end = 0;
+    while let Some(more) = line_end(&text[end..]) {
+        let lines = &text[end..end + more];
+        end += more;
+        if lines.contains(KEY_BEGINS) {
+            break;
+        }
+    }
+    (end > 0).then_some(end)
 }
 
 /// The end of the first line, or of the second one if the first ends with the name of a value in the second.
@@ -128,6 +193,10 @@ mod tests {
             "{\"api_key\": \"hunter2\"}",
             "password:\n  hunter2\nand after",
             "Authorization: Bearer hunter2hunter2hunter2",
+            "your api key: hunter2 and after",
+            "machine example.com login bob password hunter2",
+            "machine example.com\n  login bob\n  password hunter2",
+            "secret = \"\"\"\nfirst hunter2\nhunter2\n\"\"\"\nafter",
             &format!("before\n{key}\nafter"),
             key,
         ] {
@@ -156,12 +225,38 @@ mod tests {
     }
 
     #[test]
+    fn what_follows_a_long_key_in_its_line_is_shown() {
+        let key = format!(
+            r"-----BEGIN PRIVATE KEY-----\n{}-----END PRIVATE KEY-----",
+            r"hunter2\n".repeat(300)
+        );
+        let text = format!(r#"{{"content": "{key}\n{}and after"#, "word ".repeat(100));
+        for size in [1, 7, 40, text.len()] {
+            let shown = in_pieces(&text, size);
+            assert!(shown.starts_with(r#"{"content": "[redacted]"#), "{size}: {shown}");
+            assert!(!shown.contains("hunter") && shown.ends_with("word and after"), "{size}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_private_key_is_shown() {
+        let text = "-----BEGIN CERTIFICATE-----\nTUlJ\nabcd\n-----END CERTIFICATE-----\n\
+                    it begins with -----BEGIN or so\nafter";
+        for size in [1, 7, 40, text.len()] {
+            assert_eq!(in_pieces(text, size), text, "{size}");
+        }
+    }
+
+    #[test]
     fn words_are_handed_on_as_they_come() {
         let mut pieces = StreamRedactor::default();
         let shown: Vec<String> =
             ["Let me", " look ", "at", " it.\nDo", "ne."].map(|p| pieces.push(p)).into();
         assert_eq!(shown, ["Let ", "me look ", "", "at it.\n", ""]);
         assert_eq!(pieces.finish(), "Done.");
+        let named = "The token is in the header.\nNow ";
+        assert_eq!(pieces.push(&format!("{named}read")), named);
+        assert_eq!(pieces.push(" it"), "read ");
     }
 
     proptest! {

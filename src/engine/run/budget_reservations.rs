@@ -3,7 +3,8 @@
 //! A model call reserves its estimated input and its greatest output. If that is not left, it is limited to a
 //! shorter answer, as long as that is worth a call. If the missing amount is only reserved by calls in
 //! progress, which mostly take less, it waits until they have settled. There is no deadlock: only model calls
-//! reserve tokens and dollars, and none of them waits while it has a reservation.
+//! reserve tokens and dollars, and none of them waits while it has a reservation. The last answer at a limit is
+//! reserved even where it is not left, so that no other run takes what it needs.
 
 use std::time::Duration;
 
@@ -80,7 +81,8 @@ impl Run {
             let shorter = self.affordable(&refusal, input).filter(|shorter| *shorter < output);
             let Some(shorter) = shorter else {
                 if self.state.is_last_answer() {
-                    return Ok(ModelCallReservation::Granted(cap)); // the last call after a reached limit
+                    self.reserve_beyond(wanted(most)).await?;
+                    return Ok(ModelCallReservation::Granted(cap));
                 }
                 let least = wanted(u32::try_from(LEAST_TOKENS).unwrap_or(u32::MAX).min(output));
                 let refused = self.state.shared_budget_spent(&refusal, least, clock::now());
@@ -104,6 +106,14 @@ impl Run {
         match self.open_budget() {
             Some(shared) => Ok(shared.reserve(wanted).await?),
             None => Ok(Reserved::Granted),
+        }
+    }
+
+    /// Reserves these amounts of the shared budget, even those that are not left.
+    async fn reserve_beyond(&mut self, wanted: Amounts) -> Result<(), Stopped> {
+        match self.open_budget() {
+            Some(shared) => Ok(shared.reserve_beyond(wanted).await?),
+            None => Ok(()),
         }
     }
 

@@ -48,7 +48,7 @@ impl Run {
         refused: Option<&ModelFault>,
     ) -> Result<(), Stopped> {
         let written = match self.summary(&compaction, cap).await? {
-            None => return Ok(self.journal.settle_all_but(MAY_LAG).await?),
+            None => return Ok(self.journal.settle_older_than(MAY_LAG).await?),
             Some(Ok(answer)) => answer.map(|answer| {
                 compaction.failed_tries += answer.retries;
                 let Answer { provider, model, usage, latency_ms, completion, .. } = answer;
@@ -77,7 +77,7 @@ impl Run {
                 None
             }
         };
-        self.journal.settle_all_but(MAY_LAG).await?;
+        self.journal.settle_older_than(MAY_LAG).await?;
         let place = (self.state.attempt(), self.state.iteration());
         let compacted = compaction.into_event(self.state.conversation(), place, written);
         let refused = refused.filter(|_| !compacted.shrank());

@@ -94,7 +94,7 @@ impl Run {
         };
         self.hand_over();
         // Followers receive the pieces after all earlier events.
-        self.journal.settle_all_but(if is_followed { 0 } else { MAY_LAG }).await?;
+        self.journal.settle_older_than(if is_followed { Duration::ZERO } else { MAY_LAG }).await?;
         Ok(self.record_all(happened)?)
     }
 

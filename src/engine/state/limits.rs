@@ -231,11 +231,12 @@ impl State {
         Some(left.unwrap_or(0))
     }
 
-    /// Tokens that the next model call reads, estimated.
+    /// Tokens that the next model call reads at most, estimated: by size, and by what the last call took and what
+    /// was added since.
     pub fn input_tokens(&self) -> u64 {
         let said = estimate::of_conversation(&self.conversation, self.readers())
             + self.rules.offered_tokens;
-        said.max(self.last_tokens)
+        said.max(self.next_input())
     }
 
     /// Whether the next model call is the last one, after a reached limit.

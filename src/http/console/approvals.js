@@ -25,10 +25,11 @@ export async function approvals(main, params, signal) {
   const pending = new PendingCalls(list, (row) => request(row, load, signal));
 
   async function load() {
-    const read = await first(`approvals?status=${part(wanted)}&limit=100`, signal, agent ? SEARCHED : SHOWN);
-    const rows = read.rows.filter((row) => row.agent.includes(agent));
+    const read = await first(`approvals?status=${part(wanted)}&limit=${SHOWN}`, signal, agent ? SEARCHED : SHOWN);
+    const matching = read.rows.filter((row) => row.agent.includes(agent));
+    const rows = matching.slice(0, SHOWN);
     errorBox.replaceChildren();
-    count.textContent = summary(rows.length, read, wanted);
+    count.textContent = summary(rows.length, { ...read, more: read.more || rows.length < matching.length }, wanted);
     pending.show(rows);
     document.dispatchEvent(new CustomEvent("waiting"));
   }

@@ -6,6 +6,8 @@ const SVG = "http://www.w3.org/2000/svg";
 /** Characters of a long text that are shown at first, and how many more at a time. */
 const INITIAL_CHARACTERS = 3000;
 const MORE_CHARACTERS = 100_000;
+/** The last characters of a live text that are shown; the whole text is shown when it is complete. */
+const LIVE_CHARACTERS = 20_000;
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
@@ -70,6 +72,14 @@ export function long(text, tag = "p", attributes = {}) {
     else more.remove();
   } }, label());
   return el("div", { class: "long" }, node, more);
+}
+
+/** Shows a text that is being written: each piece is added to what is there. */
+export function grow(place, all) {
+  const shown = visible(all.length > LIVE_CHARACTERS ? `… ${all.slice(-LIVE_CHARACTERS)}` : all);
+  const old = place.textContent;
+  if (shown.startsWith(old)) place.append(shown.slice(old.length));
+  else place.textContent = shown;
 }
 
 /** Text that keeps its lines; it can be scrolled with the keyboard. */

@@ -8,6 +8,8 @@ import { number, parse, same, stringify } from "./json.js";
 
 /** Beyond this depth a value is entered as JSON. */
 const DEPTH = 5;
+/** Fields that are made of one schema, which can lead to itself. Objects beyond are entered as JSON. */
+const FIELDS = 2000;
 /** Entries of a list that have fields of their own. */
 const ENTRIES = 200;
 /** Lines of a text that are seen at once. */
@@ -15,11 +17,23 @@ const LINES = 12;
 /** Texts with a format have one line; for these there are controls. */
 const TYPES = { date: "date", email: "email", uri: "url", password: "password", time: "time" };
 
+/** How many fields were made of a schema. */
+const fieldCounts = new WeakMap();
+
+/** Whether there is room for so many more fields; they are counted then. */
+function hasRoom(count, root) {
+  const all = fieldCounts.get(root) + count;
+  if (all > FIELDS) return false;
+  fieldCounts.set(root, all);
+  return true;
+}
+
 /**
  * A field: `read(errors)` gives its value or `undefined`, `set(value)` fills it in, `find(path)` is the part that a
  * pointer's steps lead to, `complain(message)` says what is wrong with it, or nothing with null.
  */
 export function makeField(id, label, schema, required = false, root = schema, depth = 0) {
+  if (depth === 0) fieldCounts.set(root, 0);
   const known = resolved(schema, root);
   const more = { id, label: visible(label), schema: known, required, root, depth };
   const own = bySchema(more);
@@ -43,10 +57,11 @@ export function makeField(id, label, schema, required = false, root = schema, de
 }
 
 function bySchema(more) {
-  const { schema, depth } = more;
+  const { schema, depth, root } = more;
   if ("const" in schema) return fixed(more);
   const type = [schema.type].flat().find((name) => name !== "null");
-  if (depth < DEPTH && type === "object" && schema.properties && Object.keys(schema.properties).length) return group(more);
+  const names = Object.keys(schema.properties ?? {});
+  if (depth < DEPTH && type === "object" && names.length && hasRoom(names.length, root)) return group(more);
   if (depth < DEPTH && type === "array" && isSchema(schema.items)) return list(more);
   return leaf(more, control(schema, type));
 }
@@ -182,7 +197,10 @@ function list({ id, label, schema, required, root, depth }) {
     isPresent = required || value !== undefined;
     for (const { row } of items) row.remove();
     items = [];
-    if (Array.isArray(value)) value.slice(0, ENTRIES).forEach((entry) => add(entry));
+    for (const entry of Array.isArray(value) ? value.slice(0, ENTRIES) : []) {
+      if (!hasRoom(1, root)) break;
+      add(entry);
+    }
   };
   self.read = (errors) => {
     const isText = [schema.items.type].flat().includes("string");

@@ -42,6 +42,12 @@ const percentile = (sorted, part) => sorted[Math.min(sorted.length - 1, Math.flo
 const tile = (label, value, more, href) => el(href ? "a" : "div", { class: "tile", href }, el("span", {}, label), el("strong", {}, value), more && el("small", {}, more));
 const panel = (title, ...content) => el("section", { class: "card", "aria-label": title }, el("h2", {}, title), content);
 
+/** The agent whose request has waited longest; null where there are older ones than those that were read. */
+function oldest({ data, next_cursor: more }) {
+  if (!data.length) return "nothing waits";
+  return more ? null : `oldest: ${visible(data.at(-1).agent)}`;
+}
+
 function tiles(runs, pending) {
   const ended = runs.filter((run) => run.finished_at);
   const durations = ended.map((run) => run.latency_ms).filter((ms) => ms !== null).sort((a, b) => a - b);
@@ -50,8 +56,8 @@ function tiles(runs, pending) {
   return [
     tile("Runs in the last hour", `${count(runs.length)}${runs.length >= MAX_RUNS ? "+" : ""}`, `${count(runs.length - ended.length)} of them in progress`, "#/runs"),
     tile("Failed", count(failed), share(failed, ended.length), "#/runs?status=failed"),
-    pending && tile("Waiting for a decision", `${count(pending.data.length)}${pending.next_cursor ? "+" : ""}`, pending.data.length ? `oldest: ${visible(pending.data.at(-1).agent)}` : "nothing waits", "#/approvals"),
-    tile("Duration, median", durations.length ? duration(percentile(durations, 0.5)) : "–", durations.length && `95 % below ${duration(percentile(durations, 0.95))}`),
+    pending && tile("Waiting for a decision", `${count(pending.data.length)}${pending.next_cursor ? "+" : ""}`, oldest(pending), "#/approvals"),
+    tile("Duration, median", durations.length ? duration(percentile(durations, 0.5)) : "–", durations.length ? `95 % below ${duration(percentile(durations, 0.95))}` : null),
     tile("Spent in the last hour", money(spent || (runs.some((run) => run.usage.cost_usd !== null) ? 0 : null)), `${brief(runs.reduce((sum, run) => sum + run.tokens_used, 0))} tokens`),
   ].filter(Boolean);
 }

@@ -22,7 +22,9 @@ export class Picture {
     this.limits = null;
     const redraw = setInterval(() => (this.isStale || !this.spans.ended) && !document.hidden && this.draw(), REDRAW);
     const timer = setInterval(() => !this.spans.ended && !document.hidden && this.loadChildren(), CHILDREN_REFRESH);
-    signal.addEventListener("abort", () => (clearInterval(redraw), clearInterval(timer)));
+    /** From now on it is drawn only on demand. */
+    this.stop = () => (clearInterval(redraw), clearInterval(timer));
+    signal.addEventListener("abort", this.stop);
   }
 
   add(event) {

@@ -59,7 +59,7 @@ export const NOTES = {
       d.result && text("Result", d.result)],
   }),
   "handoff.started": (d) => ({
-    icon: "branch", title: because(`Handed over to ${visible(d.agent)}`, d.reason), agent: d.agent,
+    icon: "branch", title: `Handed over to ${visible(d.agent)}`, agent: d.agent, body: [d.reason && long(d.reason)],
   }),
   "scan.warned": (d) => ({
     icon: "shield", tone: "wait",

@@ -7,6 +7,8 @@ import { visible } from "./format.js";
 
 /** Characters of a file that is compared with what would be written. */
 const MAX_CHARACTERS = 300_000;
+/** Bytes of it that are read: whatever it is written in, a larger file has more characters than that. */
+const MAX_BYTES = 4 * MAX_CHARACTERS;
 
 const titled = (title, ...content) => [el("p", { class: "sub" }, title), content];
 
@@ -16,10 +18,12 @@ const NO_FILE = Symbol("none");
 /** The current content of a file of the run; null if it is unknown. */
 async function currentContent(run, path, signal) {
   try {
-    const answer = await request("GET", `runs/${part(run)}/files/${path.split("/").map(part).join("/")}`, { signal });
+    const headers = { Range: `bytes=0-${MAX_BYTES - 1}` };
+    const answer = await request("GET", `runs/${part(run)}/files/${path.split("/").map(part).join("/")}`, { headers, signal });
     const text = await answer.text();
     return text.length > MAX_CHARACTERS || text.includes("\u0000") ? null : text;
   } catch (problem) {
+    if (problem.status === 416) return ""; // an empty file has no such range
     return problem.status === 404 ? NO_FILE : null;
   }
 }

@@ -2,15 +2,13 @@
 
 import { who } from "./people.js";
 import { count, duration, money, pretty, short, visible, words } from "./format.js";
-import { el, folded, long, pre, status } from "./dom.js";
+import { el, folded, grow, long, pre, status } from "./dom.js";
 import { changed } from "./diff.js";
 import { icon } from "./icons.js";
 import { stringify } from "./json.js";
 import { NOTES, unknown } from "./pictures.js";
 import { screenshots } from "./screenshot.js";
 
-/** The last characters of a live text that are shown; the whole text is shown when it is complete. */
-const LIVE_CHARACTERS = 20_000;
 const PREVIEW = 200;
 
 /** A list item; `update` changes it in place where that is enough. */
@@ -52,12 +50,6 @@ function liveIteration(row) {
   const text = el("p", { class: "said live" });
   const calls = el("div", { class: "calls" });
   const node = step("iteration live", el("h4", {}, `Iteration ${row.number}`, meta), thinking, text, calls);
-  const grow = (place, all) => {
-    const shown = visible(all.length > LIVE_CHARACTERS ? `… ${all.slice(-LIVE_CHARACTERS)}` : all);
-    const old = place.textContent;
-    if (shown.startsWith(old)) place.append(shown.slice(old.length));
-    else place.textContent = shown;
-  };
   const update = () => {
     if (row.answer || row.over) return false;
     const { live } = row;

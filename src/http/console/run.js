@@ -15,6 +15,8 @@ import { Waiting } from "./waiting.js";
 export const ENDED = ["completed", "failed", "cancelled"];
 /** Milliseconds between two loads of the run. */
 const REFRESH = 1000;
+/** Loads that are waited for at the same time: more than one, as one may hang. */
+const MAX_OPEN = 3;
 
 export async function run(main, id, signal) {
   const path = `runs/${part(id)}`;
@@ -50,27 +52,50 @@ export async function run(main, id, signal) {
     summary.replaceChildren(...about(run, timeline.story));
     places()[focused]?.focus({ preventScroll: true });
   }
-  const refresh = async () => show(await get(path, signal));
+  let asked = 0;
+  let answered = 0;
+  let open = 0;
+  /** Loads the run. An answer that comes after that to a later request is not shown. */
+  const refresh = async () => {
+    const turn = (asked += 1);
+    open += 1;
+    try {
+      const run = await get(path, signal);
+      if (turn < answered) return;
+      answered = turn;
+      show(run);
+    } finally {
+      open -= 1;
+    }
+  };
   cancel.addEventListener("click", () => confirmCancel(main, path, (run) => (show(run), refresh())));
 
   // Events of a run that this page started arrive already, so they do not wait for the first load.
   const firstLoad = refresh();
   if (wasStartedHere(id)) firstLoad.catch(() => {});
-  else await firstLoad;
+  else await firstLoad.catch((problem) => (picture.stop(), Promise.reject(problem)));
   main.append(waiting.node, summary, request, picture.node, changes.node, files.node, el("h2", {}, "Timeline"), timeline.node);
   timeline.live(!ENDED.includes(last));
   if (last && !["queued", "running"].includes(last)) timeline.pause();
-  const timer = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
+  const timer = setInterval(() => document.hidden || open >= MAX_OPEN || refresh().catch(() => {}), REFRESH);
   signal.addEventListener("abort", () => clearInterval(timer));
   const onState = (state) => {
     if (state === "broken") timeline.interrupt();
     connection.textContent = state === "broken" ? "connection lost, trying again …" : "";
   };
   picture.loadChildren();
-  for await (const event of follow(id, signal, onState)) {
-    timeline.add(event);
-    picture.add(event);
-    if (event.data?.changes?.length) changes.scheduleLoad();
+  try {
+    for await (const event of follow(id, signal, onState)) {
+      timeline.add(event);
+      picture.add(event);
+      if (event.data?.changes?.length) changes.scheduleLoad();
+    }
+  } catch (problem) {
+    // A run that cannot be followed any more, e.g. because it was deleted, is not asked for again.
+    clearInterval(timer);
+    picture.stop();
+    connection.textContent = "";
+    throw problem;
   }
   clearInterval(timer);
   timeline.live(false);

@@ -2,7 +2,7 @@
 
 import { get, last, part } from "./api.js";
 import { Files } from "./files.js";
-import { announce, el, folded, heading, long, notice, pre, status, time } from "./dom.js";
+import { announce, el, folded, grow, heading, long, notice, pre, status, time } from "./dom.js";
 import { count, plural, short, visible } from "./format.js";
 import { follow, start } from "./stream.js";
 
@@ -106,7 +106,7 @@ function composer(agent, id, about, chat, onEnded, signal) {
       if (event.type === "model.delta" && event.data.restarted) text.textContent = written = "";
       if (event.type === "model.delta" && event.data.text) {
         written += event.data.text;
-        text.textContent = visible(written);
+        grow(text, written);
         chat.lastElementChild.scrollIntoView({ block: "end" });
       }
       if (["approval.requested", "tool_call.awaiting_client", "tool_call.awaiting_child"].includes(event.type)) text.textContent = "waits for an answer: see the run";

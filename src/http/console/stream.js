@@ -3,8 +3,9 @@
 import { part, request } from "./api.js";
 import { parse } from "./json.js";
 
-/** Milliseconds before a broken stream is opened again. */
-const PAUSE = 1000;
+/** Milliseconds before a broken stream is opened again: the first time, and at most. Each failure in a row doubles them. */
+const FIRST_PAUSE = 1000;
+const MAX_PAUSE = 30_000;
 /** Milliseconds that reading may keep the page from drawing. */
 const SLICE = 12;
 const ENDINGS = ["run.completed", "run.failed", "run.cancelled"];
@@ -33,7 +34,9 @@ export const wasStartedHere = (run) => startedHere.has(run);
 export async function* follow(run, signal, onState = () => {}) {
   let seen = 0;
   let ended = false;
+  let wait = FIRST_PAUSE;
   while (!ended) {
+    const opened = performance.now();
     try {
       const answer = await openStream(run, seen, signal);
       ended = answer.status === 204;
@@ -43,6 +46,7 @@ export async function* follow(run, signal, onState = () => {}) {
           if (event.seq <= seen) continue;
           seen = event.seq;
         }
+        wait = FIRST_PAUSE;
         ended = ENDINGS.includes(event.type);
         yield event;
       }
@@ -52,9 +56,18 @@ export async function* follow(run, signal, onState = () => {}) {
     }
     if (ended) return;
     onState("broken");
-    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+    if (performance.now() - opened > MAX_PAUSE) wait = FIRST_PAUSE;
+    await pause(wait, signal);
+    wait = Math.min(2 * wait, MAX_PAUSE);
   }
 }
+
+/** Waits, but not for a page that is left. */
+const pause = (milliseconds, signal) =>
+  new Promise((resolve) => {
+    setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", resolve, { once: true });
+  });
 
 function openStream(run, seen, signal) {
   const first = startedHere.get(run);

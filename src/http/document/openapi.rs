@@ -6,11 +6,11 @@
 //! of schemas are adjusted in [`super::schemas`].
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 
-use axum::body::Bytes;
+use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderName, HeaderValue};
+use axum::response::IntoResponse as _;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::header::Header;
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn, PathItem};
@@ -27,6 +27,7 @@ use super::vocabulary::OpenApiDocument;
 use super::{event_schemas, schemas, scopes};
 use crate::http::edge::problem::{Code, ProblemBody};
 use crate::http::edge::rate_limit::{POLICY, REMAINING};
+use crate::http::edge::responses::StaticText;
 use crate::http::resources::run_views::Run;
 
 /// The property that becomes `contentSchema`.
@@ -54,10 +55,10 @@ const TAGS: [(&str, &str); 12] = [
     get, path = "/openapi.json", operation_id = "get_openapi_document", tag = "health",
     responses((status = 200, description = "An OpenAPI 3.1 document.", body = OpenApiDocument)),
 )]
-pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
-    static JSON: OnceLock<Bytes> = OnceLock::new();
-    let json = JSON.get_or_init(|| crate::http::openapi_json().into());
-    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], json.clone())
+pub(crate) async fn openapi_json(asked: HeaderMap) -> axum::response::Response {
+    static JSON: LazyLock<StaticText> =
+        LazyLock::new(|| StaticText::new(crate::http::openapi_json().into()));
+    ([(CONTENT_TYPE, "application/json")], JSON.answer(&asked)).into_response()
 }
 
 pub(crate) fn document(mut api: OpenApi) -> Value {
@@ -213,8 +214,11 @@ fn of_invocation(id: &str) -> Vec<Code> {
     codes
 }
 
-/// Operations that read a journal, if only its end.
-const OF_JOURNALS: [&str; 9] = [
+/// Operations that read a journal, if only its end, beside those of a run's files.
+const OF_JOURNALS: [&str; 18] = [
+    "invoke_agent",
+    "invoke_agent_iterative",
+    "call_tool",
     "get_run",
     "wait_for_run",
     "cancel_run",
@@ -222,13 +226,29 @@ const OF_JOURNALS: [&str; 9] = [
     "list_tool_calls",
     "list_messages",
     "list_changes",
+    "list_events",
     "get_session",
     "list_session_messages",
+    "approve_tool_call",
+    "deny_tool_call",
+    "resolve_tool_call",
+    "give_tool_result",
+    "create_token",
 ];
 
 /// The errors that an operation can respond with, derived from its parameters and body.
 fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
-    let mut codes = vec![Code::Internal, Code::UriTooLong, Code::HeadersTooLarge, Code::Timeout];
+    let mut codes = vec![
+        Code::Internal,
+        Code::InvalidParameter,
+        Code::UriTooLong,
+        Code::HeadersTooLarge,
+        Code::Timeout,
+    ];
+    let id = operation.operation_id.as_deref().unwrap_or_default();
+    if OF_JOURNALS.contains(&id) || id.contains("_run_file") {
+        codes.push(Code::JournalUnreadable);
+    }
     let takes = |place: ParameterIn| {
         let mut parameters = operation.parameters.iter().flatten();
         parameters.any(|p: &RefOr<Parameter>| matches!(p, RefOr::T(p) if p.parameter_in == place))
@@ -237,13 +257,12 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         codes.extend([
             Code::Unauthenticated,
             Code::Forbidden,
-            Code::InvalidParameter,
             Code::RateLimited,
             Code::StoreUnavailable,
             Code::IdentityProviderUnavailable,
         ]);
     }
-    if !matches!(operation.operation_id.as_deref(), Some("check_health" | "check_readiness")) {
+    if !matches!(id, "check_health" | "check_readiness") {
         codes.push(Code::Overloaded);
     }
     codes.push(Code::ForeignOrigin);
@@ -259,17 +278,16 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         ]);
         codes.push(Code::InvalidInputs);
     }
-    match operation.operation_id.as_deref() {
-        Some(id) if is_invocation(id) => codes.extend(of_invocation(id)),
-        Some("approve_tool_call") => codes.extend([
+    match id {
+        _ if is_invocation(id) => codes.extend(of_invocation(id)),
+        "approve_tool_call" => codes.extend([
             Code::NotAwaitingApproval,
-            Code::JournalUnreadable,
             Code::WorkspaceUnavailable, // with edited arguments
         ]),
-        Some("deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
-            codes.extend([Code::NotAwaitingApproval, Code::JournalUnreadable]);
+        "deny_tool_call" | "resolve_tool_call" | "give_tool_result" => {
+            codes.push(Code::NotAwaitingApproval);
         }
-        Some(id) if id.ends_with("_file") || id.ends_with("_files") => {
+        _ if id.ends_with("_file") || id.ends_with("_files") => {
             codes.push(Code::WorkspaceUnavailable);
             if id.starts_with("get") {
                 codes.push(Code::RangeNotSatisfiable);
@@ -285,12 +303,11 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
                 codes.push(Code::FileConflict);
             }
         }
-        Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
-        Some("delete_session") => codes.extend([Code::SessionBusy, Code::WorkspaceUnavailable]),
-        Some("revoke_key") => codes.push(Code::ProtectedKey),
-        Some("list_events") => codes.extend([Code::NotAcceptable, Code::JournalUnreadable]),
-        Some(id) if OF_JOURNALS.contains(&id) => codes.push(Code::JournalUnreadable),
-        Some("create_token" | "get_metrics") => codes.push(Code::NotFound),
+        "redeliver_webhook" => codes.push(Code::WebhooksDisabled),
+        "delete_session" => codes.extend([Code::SessionBusy, Code::WorkspaceUnavailable]),
+        "revoke_key" => codes.push(Code::ProtectedKey),
+        "list_events" => codes.push(Code::NotAcceptable),
+        "create_token" | "get_metrics" => codes.push(Code::NotFound),
         _ => {}
     }
     let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();

@@ -18,6 +18,7 @@ use axum::routing::get;
 use sha2::{Digest, Sha256};
 
 use super::problem::Problem;
+use super::responses::StaticText;
 use crate::http::state::App;
 
 /// An HTML page and the files that it loads.
@@ -31,7 +32,7 @@ struct File {
     content_type: HeaderValue,
     /// Weak, because the response may be compressed.
     etag: HeaderValue,
-    content: Bytes,
+    content: StaticText,
 }
 
 impl Site {
@@ -42,7 +43,7 @@ impl Site {
     ) -> Self {
         let file = |(name, content): (&'static str, Bytes)| {
             let content_type = HeaderValue::from_static(content_type(name));
-            File { name, content_type, etag: etag(&content), content }
+            File { name, content_type, etag: etag(&content), content: StaticText::new(content) }
         };
         Self {
             policy: HeaderValue::from_static(policy),
@@ -77,8 +78,8 @@ impl Site {
         if if_none_match(asked, &file.etag) {
             return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
         }
-        Ok((headers, [(CONTENT_TYPE, file.content_type.clone())], file.content.clone())
-            .into_response())
+        let content_type = [(CONTENT_TYPE, file.content_type.clone())];
+        Ok((headers, content_type, file.content.answer(asked)).into_response())
     }
 }
 

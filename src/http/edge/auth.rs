@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::console_cookie::{self, check_own_page};
 use super::key_cache::{Auth, CachedKey};
+use super::large_bodies::Sender;
 use super::open_requests::Counted;
 use super::problem::{Code, Problem};
 use super::server::Peer;
@@ -144,6 +145,9 @@ impl Identity {
         };
         if !identity.caller.has(S::NAME) {
             return Err(forbidden(S::NAME));
+        }
+        if let Some(sender) = parts.extensions.get::<Sender>() {
+            sender.set(&identity.caller);
         }
         if let Some(payer) = parts.extensions.get::<CpuAccount>() {
             payer.set(&identity.caller.tenant);

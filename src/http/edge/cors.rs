@@ -20,7 +20,7 @@ const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, DEL
 /// The headers that a script may send.
 const REQUEST_HEADERS: HeaderValue = HeaderValue::from_static(
     "authorization, content-type, accept, idempotency-key, prefer, last-event-id, if-match, if-none-match, \
-     range, traceparent, x-cancel-on-disconnect, x-request-id",
+     if-range, range, traceparent, x-cancel-on-disconnect, x-request-id",
 );
 /// The response headers that a script may read, beside those that it always may.
 const EXPOSED_HEADERS: HeaderValue = HeaderValue::from_static(

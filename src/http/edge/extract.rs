@@ -12,7 +12,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri};
-use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use chrono::{DateTime, Datelike as _, SubsecRound, TimeDelta, Utc};
 use http_body_util::BodyExt;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
@@ -24,6 +24,7 @@ use utoipa::{Number, PartialSchema};
 use uuid::Uuid;
 
 use super::cursor::{Filters, ListId};
+use super::large_bodies::{BodyPlace, SMALL};
 use super::problem::{Code, Problem};
 use crate::bounds::json::{self, Unreadable, escaped_key, unescaped_key};
 use crate::bounds::memory;
@@ -34,6 +35,8 @@ use crate::runtime::CallRef;
 
 /// Describes a valid time, for errors.
 const A_TIME: &str = "a time like 2026-01-31T12:00:00Z";
+/// Parameters of a query: each is compared with those before it.
+const MAX_PARAMETERS: usize = 64;
 
 /// The body, which must be a JSON object; an absent body, and `null`, are an empty object.
 pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
@@ -49,7 +52,8 @@ impl FromRequest<App> for JsonObject {
 impl JsonObject {
     pub(crate) async fn read(app: &App, request: Request) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
-        let read = read_body(body, app.settings.body_limit);
+        let mut place = BodyPlace::of_request(&parts.extensions);
+        let read = read_body(body, app.settings.body_limit, &mut place);
         let bytes = tokio::time::timeout(app.settings.body_timeout, read).await;
         let bytes = bytes.map_err(|_| Problem::body_timeout())??;
         if bytes.is_empty() {
@@ -66,21 +70,24 @@ impl JsonObject {
     }
 }
 
-async fn read_body(mut body: Body, limit: usize) -> Result<Bytes, Problem> {
+async fn read_body(mut body: Body, limit: usize, place: &mut BodyPlace) -> Result<Bytes, Problem> {
     let too_large =
         || Problem::new(Code::PayloadTooLarge, format!("The body is larger than {limit} bytes."));
-    let announced = body.size_hint().lower();
-    if announced > limit as u64 {
+    let announced = body.size_hint();
+    if announced.lower() > limit as u64 {
         return Err(too_large());
     }
+    let most = announced.exact().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(limit);
     let mut first = Bytes::new();
     let mut rest: Vec<u8> = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|e| Problem::body_incomplete(&e))?;
         let Ok(data) = frame.into_data() else { continue };
-        if first.len() + rest.len() + data.len() > limit {
+        let length = first.len() + rest.len() + data.len();
+        if length > limit {
             return Err(too_large());
         }
+        place.hold(length, most)?;
         if first.is_empty() {
             first = data;
         } else {
@@ -115,9 +122,7 @@ fn is_json(headers: &HeaderMap) -> bool {
     bare_type(named) == "application/json"
 }
 
-/// Bodies of at most this many bytes are read even when memory is scarce.
-const SMALL: usize = 16 * 1024;
-
+/// The object in a body; one that is not small is refused while memory is scarce.
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     if body.len() > SMALL && memory::is_scarce() {
         let detail =
@@ -333,6 +338,10 @@ impl Params {
             if pairs.iter().any(|(known, _)| *known == name) {
                 return Err(invalid_parameter(&name, "is given more than once"));
             }
+            if pairs.len() == MAX_PARAMETERS {
+                let detail = format!("The query has more than {MAX_PARAMETERS} parameters.");
+                return Err(Problem::new(Code::InvalidParameter, detail));
+            }
             pairs.push((name, value));
         }
         Ok(Self { left: pairs, uri: Uri::default() })
@@ -422,7 +431,9 @@ fn time(text: &str) -> Option<DateTime<Utc>> {
     let time = DateTime::parse_from_rfc3339(text).ok()?.to_utc();
     // A leap second is the first one of the next minute.
     let nanos = time.timestamp_subsec_nanos();
-    DateTime::from_timestamp(time.timestamp() + i64::from(nanos / NANOS), nanos % NANOS)
+    let time = DateTime::from_timestamp(time.timestamp() + i64::from(nanos / NANOS), nanos % NANOS);
+    // In UTC it may have a year of five digits, which RFC 3339 cannot write.
+    time.filter(|time| (0..=9999).contains(&time.year()))
 }
 
 /// Nanoseconds of a second.

@@ -161,6 +161,14 @@ fn a_repeated_or_undecodable_parameter_is_rejected() {
 }
 
 #[test]
+fn a_query_has_a_bounded_number_of_parameters() {
+    let query = |count| (0..count).map(|n| format!("p{n}=1")).collect::<Vec<_>>().join("&");
+    assert_eq!(Params::parse(&query(64)).unwrap().left.len(), 64);
+    let refused = format!("{:?}", Params::parse(&query(65)).unwrap_err());
+    assert!(refused.contains("more than 64 parameters"), "{refused}");
+}
+
+#[test]
 fn times_are_rfc_3339_also_with_an_unencoded_plus() {
     for text in ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31T13:00:00%2B01:00"]
     {
@@ -176,7 +184,17 @@ fn times_are_rfc_3339_also_with_an_unencoded_plus() {
         let bound = Params::parse(&format!("t={text}")).unwrap().bound("t").unwrap().unwrap();
         assert_eq!(bound.to_rfc3339(), until, "{text}");
     }
-    for text in ["yesterday", "2026-01-31", "1769860800", ""] {
+    let last = Params::parse("t=9999-12-31T23:59:59Z").unwrap().time("t").unwrap().unwrap();
+    assert_eq!(last.to_rfc3339(), "9999-12-31T23:59:59+00:00");
+    for text in [
+        "yesterday",
+        "2026-01-31",
+        "1769860800",
+        "",
+        "9999-12-31T23:59:59-01:00",
+        "9999-12-31T23:59:60Z",
+        "0000-01-01T00:00:00+01:00",
+    ] {
         assert!(Params::parse(&format!("t={text}")).unwrap().time("t").is_err(), "{text}");
     }
 }
@@ -197,11 +215,12 @@ async fn a_body_is_read_up_to_its_limit_in_any_framing() {
     let chunked = |chunks: &'static [&'static str]| {
         Body::from_stream(stream::iter(chunks.iter().map(|chunk| Ok::<_, std::io::Error>(*chunk))))
     };
-    assert_eq!(read_body(Body::from("12345"), 5).await.unwrap(), "12345");
-    assert_eq!(read_body(chunked(&["12", "34", "5"]), 5).await.unwrap(), "12345");
-    assert_eq!(read_body(Body::empty(), 5).await.unwrap(), "");
+    let read = async |body| read_body(body, 5, &mut BodyPlace::of("x")).await;
+    assert_eq!(read(Body::from("12345")).await.unwrap(), "12345");
+    assert_eq!(read(chunked(&["12", "34", "5"])).await.unwrap(), "12345");
+    assert_eq!(read(Body::empty()).await.unwrap(), "");
     for body in [Body::from("123456"), chunked(&["12", "34", "56"]), chunked(&["123456"])] {
-        let problem = format!("{:?}", read_body(body, 5).await.unwrap_err());
+        let problem = format!("{:?}", read(body).await.unwrap_err());
         assert!(problem.contains("PayloadTooLarge"), "{problem}");
     }
 }

@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use super::key_cache::Auth;
 use super::large_answers;
+use super::large_bodies::Sender;
 use super::metrics::{method_label, route_label};
 use super::open_requests::Counted;
 use super::origin::{check_host, check_local};
@@ -73,6 +74,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     request.extensions_mut().insert(counted.clone());
     let payer = CpuAccount::default();
     request.extensions_mut().insert(payer.clone());
+    request.extensions_mut().insert(Sender::default());
 
     let cors = &app.settings.cors;
     let origin = cors.allows(request.headers()).cloned();

@@ -1,19 +1,22 @@
 //! Security headers and gzip compression of responses.
 //!
+//! What is the same for all clients, and needs no key, is compressed once ([`StaticText`]).
 //! Handlers that serve pages set their own Content-Security-Policy and Cache-Control; all other
 //! responses are data that a browser must not render, frame or store. Streams are not compressed,
 //! because an encoder would hold events back.
 
 use std::convert::Infallible;
 use std::future::ready;
+use std::io::{self, Write as _};
 
-use axum::body::{Body, HttpBody};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{
     ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
     REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request};
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
+use flate2::write::GzEncoder;
 use tower::ServiceExt;
 use tower_http::CompressionLevel;
 use tower_http::compression::Compression;
@@ -52,6 +55,36 @@ pub(crate) fn protect(headers: &mut HeaderMap) {
     for (name, value) in &PROTECTION {
         headers.entry(name).or_insert_with(|| value.clone());
     }
+}
+
+/// A text, and its compressed form if that is shorter.
+pub(crate) struct StaticText {
+    plain: Bytes,
+    gzip: Option<Bytes>,
+}
+
+impl StaticText {
+    pub(crate) fn new(plain: Bytes) -> Self {
+        let gzip = gzipped(&plain).ok().filter(|gzip| gzip.len() < plain.len());
+        Self { gzip: gzip.map(Bytes::from), plain }
+    }
+
+    /// The form that a client with these headers accepts, without its media type.
+    pub(crate) fn answer(&self, asked: &HeaderMap) -> Response {
+        match self.gzip.clone().filter(|_| accepts_gzip(asked)) {
+            Some(gzip) => {
+                let headers = [(CONTENT_ENCODING, "gzip"), (VARY, "accept-encoding")];
+                (headers, gzip).into_response()
+            }
+            None => self.plain.clone().into_response(),
+        }
+    }
+}
+
+fn gzipped(plain: &[u8]) -> io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(plain)?;
+    encoder.finish()
 }
 
 /// Evaluates `Accept-Encoding` (RFC 9110, section 12.5.3).
@@ -161,6 +194,21 @@ mod tests {
         assert_eq!(plain.headers()[VARY], "accept-encoding");
         assert!(!plain.headers().contains_key(CONTENT_ENCODING));
         assert_eq!(to_bytes(plain.into_body(), 4000).await.unwrap().len(), 2000);
+    }
+
+    #[tokio::test]
+    async fn a_static_text_is_compressed_for_those_who_accept_that() {
+        let gzip = HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static("gzip"))]);
+        let (long, short) = ("a".repeat(2000), "a".to_owned());
+        for (text, asked, is_packed) in
+            [(&long, &gzip, true), (&long, &HeaderMap::new(), false), (&short, &gzip, false)]
+        {
+            let answer = StaticText::new(text.clone().into()).answer(asked);
+            assert_eq!(answer.headers().contains_key(CONTENT_ENCODING), is_packed);
+            assert_eq!(answer.headers().contains_key(VARY), is_packed, "else added by `compress`");
+            let bytes = to_bytes(answer.into_body(), 4000).await.unwrap();
+            assert_eq!(bytes == text.as_bytes(), !is_packed);
+        }
     }
 
     #[test]

@@ -52,8 +52,9 @@ const UNSENT: u32 = 128 << 10;
 const PARSED_HEADERS: usize = 256;
 /// Concurrent streams on one HTTP/2 connection.
 const STREAMS: u32 = 200;
-/// `SETTINGS_MAX_HEADER_LIST_SIZE`, in bytes.
-const HEADER_LIST: u32 = 64 << 10;
+/// `SETTINGS_MAX_HEADER_LIST_SIZE`, in bytes, of which each header takes 32 besides; higher than the limit in
+/// [`super::layer`] for the same reason.
+const HEADER_LIST: u32 = 128 << 10;
 /// Flow control windows of one HTTP/2 stream and connection, in bytes.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;

@@ -25,8 +25,11 @@ use crate::store::{AuditFilter, AuditRow};
 pub(crate) struct AuditView {
     /// The record's id.
     id: Uuid,
-    /// When the decision was made.
+    /// When the decision was made, or, if it was written late, when it was written.
     at: DateTime<Utc>,
+    /// When the decision was made, if it was written more than two minutes later.
+    #[schema(example = json!(null))]
+    decided_at: Option<DateTime<Utc>>,
     /// What the record is about.
     #[schema(value_type = AuditActionWord, example = "tool_call")]
     action: &'static str,
@@ -85,6 +88,7 @@ impl From<AuditRow> for AuditView {
         Self {
             id: row.id,
             at: row.at,
+            decided_at: row.decided_at,
             action: row.action.as_str(),
             subject: row.subject,
             run_id: row.run_id,

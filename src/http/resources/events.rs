@@ -82,7 +82,7 @@ impl PartialSchema for JournalEntry {
 /// List a run's events
 ///
 /// The run's journal, in order. A page has at most 4 MiB, or one event, so it can have fewer than
-/// `limit`. `after` and `cursor` are mutually exclusive. With
+/// `limit`. `after` is where the first page begins; with `cursor` it has no effect. With
 /// `Accept: text/event-stream`, a stream that replays the events after `Last-Event-ID` (or `after`)
 /// and continues until the run has ended.
 #[utoipa::path(

@@ -3,7 +3,6 @@
 //! Served without authentication, so responses say what is wrong but not why; the log has the cause.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -15,9 +14,6 @@ use crate::agents::DefinitionProblem;
 use crate::http::document::vocabulary::ReadinessStatus;
 use crate::http::state::App;
 use crate::tools::mcp::ServerStatus;
-
-/// Timeout of the store's health check.
-const STORE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Invalid definition files that are shown: the route needs no key.
 const SHOWN: usize = 20;
@@ -96,20 +92,14 @@ pub(crate) async fn healthz() -> Json<Liveness> {
 pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
     let look = async {
         // Where commits fail, answers to questions say little.
-        if app.runtime.is_storing() {
+        let looked = if app.runtime.is_storing() {
             app.store.ping().await
         } else {
             app.store.check_writable().await
-        }
+        };
+        looked.inspect_err(|error| tracing::warn!(%error, "not ready")).is_ok()
     };
-    let store = match tokio::time::timeout(STORE_PATIENCE, look).await {
-        Ok(Ok(())) => "ok",
-        Ok(Err(error)) => {
-            tracing::warn!(%error, "not ready");
-            "unavailable"
-        }
-        Err(_) => "unavailable",
-    };
+    let store = if app.store_check.answer(look).await { "ok" } else { "unavailable" };
     let serving = if app.runtime.is_draining() { "draining" } else { "ok" };
     let workspace = if app.runtime.has_workspace() { "ok" } else { "unavailable" };
     let checks = Checks { store, workspace, serving };

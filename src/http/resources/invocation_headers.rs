@@ -193,16 +193,18 @@ fn preference(headers: &HeaderMap) -> Preference {
     preference
 }
 
-/// Any other value is rejected: ignoring it would leave a run behind that the client believes to be
-/// cancelled.
+/// Any other value, and a second one, is rejected: ignoring it would leave a run behind that the client believes
+/// to be cancelled.
 fn cancel_on_disconnect(headers: &HeaderMap) -> Result<bool, Problem> {
-    let Some(value) = headers.get(X_CANCEL_ON_DISCONNECT) else { return Ok(false) };
-    match value.to_str().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
-        "true" => Ok(true),
-        "false" => Ok(false),
+    let mut given = headers.get_all(X_CANCEL_ON_DISCONNECT).iter();
+    let Some(value) = given.next() else { return Ok(false) };
+    let value = value.to_str().unwrap_or_default().trim().to_ascii_lowercase();
+    match (value.as_str(), given.next()) {
+        ("true", None) => Ok(true),
+        ("false", None) => Ok(false),
         _ => Err(Problem::new(
             Code::InvalidParameter,
-            "The header X-Cancel-On-Disconnect must be `true` or `false`.",
+            "The header X-Cancel-On-Disconnect must be `true` or `false`, and given once.",
         )),
     }
 }
@@ -274,6 +276,7 @@ mod tests {
             (&["1"], Err(())),
             (&["yes"], Err(())),
             (&[""], Err(())),
+            (&["false", "true"], Err(())),
         ] {
             assert_eq!(read(value), expected, "{value:?}");
         }

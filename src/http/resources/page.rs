@@ -6,6 +6,7 @@ use std::ops::Deref;
 
 use chrono::{DateTime, Datelike as _, Utc};
 use serde::Serialize;
+use serde_json::json;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::{IntoParams, ToSchema};
@@ -14,7 +15,7 @@ use uuid::Uuid;
 use crate::http::edge::cursor::ListId;
 use crate::http::edge::extract::{Params, invalid_parameter};
 use crate::http::edge::problem::Problem;
-use crate::store::{Page, Piece, RunCursor};
+use crate::store::{Page, Piece, RunCursor, UsageCursor, UsageStats};
 
 /// The default and maximum of `limit`.
 #[derive(Debug, Clone, Copy)]
@@ -137,6 +138,10 @@ pub(crate) fn text_position(text: &str) -> Position {
     Position(format!("s{text}"))
 }
 
+pub(crate) fn usage_position(UsageStats { day, agent, model, .. }: &UsageStats) -> Position {
+    Position(format!("u{}", json!([day, agent, model])))
+}
+
 /// A requested page, and its list.
 #[derive(Debug, Clone)]
 pub(crate) struct ListPage<C> {
@@ -202,6 +207,19 @@ pub(crate) fn by_text(
     size: PageSize,
 ) -> Result<ListPage<String>, Problem> {
     ListPage::read(params, tenant, size, |position| position.strip_prefix('s').map(str::to_owned))
+}
+
+/// As [`by_number`], for the sums of usage.
+pub(crate) fn by_usage(
+    params: &mut Params,
+    tenant: &str,
+    size: PageSize,
+) -> Result<ListPage<UsageCursor>, Problem> {
+    ListPage::read(params, tenant, size, |position| {
+        let parts: [String; 3] = serde_json::from_str(position.strip_prefix('u')?).ok()?;
+        let [day, agent, model] = parts;
+        Some(UsageCursor { day, agent, model })
+    })
 }
 
 /// As [`by_number`], for a list sorted by time whose ids are UUIDs.

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::message::Usage;
 
 fn params(query: &str) -> Params {
     Params::parse(query).unwrap()
@@ -83,6 +84,22 @@ fn a_cursor_of_another_kind_of_list_is_rejected() {
     assert!(
         by_time_and(&mut params(&format!("cursor={key}")), "t", LISTS, |id| id == "abc").is_ok()
     );
+}
+
+#[test]
+fn a_cursor_of_usage_has_day_agent_and_model() {
+    let read = |position: String| {
+        let query = format!("cursor={}", cursor(&Position(position)));
+        by_usage(&mut params(&query), "t", LISTS).map(|page| page.page.after)
+    };
+    let [day, agent, model] = ["2026-01-31", "a-1", "m/x.y \"z\""].map(str::to_owned);
+    let after = UsageCursor { day: day.clone(), agent: agent.clone(), model: model.clone() };
+    let Position(position) =
+        usage_position(&UsageStats { day, agent, model, runs: 1, usage: Usage::default() });
+    assert_eq!(read(position).ok().flatten(), Some(after));
+    for wrong in ["u", "u[]", "n50", "u[\"a\",\"b\"]", "u[1,2,3]"] {
+        assert!(read(wrong.into()).is_err(), "{wrong}");
+    }
 }
 
 #[test]

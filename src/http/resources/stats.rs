@@ -11,7 +11,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::consumption_views::UsageView;
-use super::page::{LISTS, ListParams, Listing, by_number, next_offset};
+use super::page::{LISTS, ListParams, Listing, by_usage, usage_position};
 use super::redaction;
 use crate::clock;
 use crate::http::edge::auth::{RunsRead, Scoped};
@@ -138,8 +138,8 @@ pub(crate) async fn get_usage_stats(
     mut params: Params,
 ) -> Result<Json<Listing<UsageStatsView>>, Problem> {
     let filter = filter(&mut params)?;
-    let page = by_number(&mut params, &caller.tenant, LISTS)?;
+    let page = by_usage(&mut params, &caller.tenant, LISTS)?;
     params.finish()?;
     let rows = app.store.usage_stats(&caller.tenant, &filter, &page).await?;
-    Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), UsageStatsView::from)))
+    Ok(Json(Listing::of(rows, &page, usage_position, UsageStatsView::from)))
 }

@@ -9,6 +9,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -32,7 +33,7 @@ use crate::http::edge::auth::{Credential, credential_lost};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
 use crate::run::Caller;
-use crate::runtime::{FollowEnd, Follower, Published, Runtime, StreamItem};
+use crate::runtime::{FollowEnd, Follower, PagePermit, Published, Runtime, StreamItem};
 use crate::store::{Store, StoreError};
 
 /// Interval of keep-alive comments.
@@ -65,16 +66,24 @@ pub(crate) fn response(
         credential_lost: AbortOnDropHandle::new(lost),
         tenant: viewer.tenant.to_owned(),
         run,
-        follower,
+        follower: follower.for_client(),
         seen: after,
         is_over: false,
         cancel,
         _open: OpenStream::new(),
     };
-    let (frames, mut read) = mpsc::channel(BUFFERED_FRAMES);
+    let (frames, mut read) = mpsc::channel::<Frame>(BUFFERED_FRAMES);
     let payer = CpuAccount::tenant(&reader.tenant);
     tokio::spawn(FairTask::new(payer, reader.read(frames)));
-    let frames = stream::poll_fn(move |context| read.poll_recv(context));
+    let mut unsent = None;
+    let frames = stream::poll_fn(move |context| {
+        drop(unsent.take()); // the connection asks for more when little of it is left
+        let frame = ready!(read.poll_recv(context));
+        Poll::Ready(frame.map(|Frame { text, page }| {
+            unsent = page;
+            text
+        }))
+    });
     let body = Body::from_stream(frames.map(Ok::<_, Infallible>));
     let headers = [
         (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
@@ -89,6 +98,12 @@ pub(crate) struct Viewer<'a> {
     pub(crate) tenant: &'a str,
     /// It must stay valid.
     pub(crate) credential: &'a Credential,
+}
+
+/// What is sent at once, with the memory of what it was made of.
+struct Frame {
+    text: Bytes,
+    page: Option<PagePermit>,
 }
 
 struct Reader {
@@ -124,13 +139,14 @@ impl Drop for OpenStream {
 
 impl Reader {
     /// Reads until the run ends or the client goes away.
-    async fn read(mut self, frames: mpsc::Sender<Bytes>) {
+    async fn read(mut self, frames: mpsc::Sender<Frame>) {
         while !self.is_over {
-            let frame = tokio::select! {
+            let text = tokio::select! {
                 () = frames.closed() => return,
-                frame = self.next(&frames) => frame,
+                text = self.next(&frames) => text,
             };
-            if frames.send(frame).await.is_err() {
+            let page = self.follower.page();
+            if frames.send(Frame { text, page }).await.is_err() {
                 return;
             }
         }
@@ -138,7 +154,7 @@ impl Reader {
 
     /// The next frame. The follower is never interrupted: a read of the journal that
     /// is given up costs a connection.
-    async fn next(&mut self, frames: &mpsc::Sender<Bytes>) -> Bytes {
+    async fn next(&mut self, frames: &mpsc::Sender<Frame>) -> Bytes {
         let news = {
             let mut news = std::pin::pin!(next_published(&mut self.follower));
             loop {
@@ -148,7 +164,8 @@ impl Reader {
                     news = &mut news => break Some(news),
                     () = tokio::time::sleep(KEEP_ALIVE) => {
                         // Where there is no room, a frame is waiting to be sent.
-                        let _ = frames.try_send(Bytes::from_static(b": keep-alive\n\n"));
+                        let text = Bytes::from_static(b": keep-alive\n\n");
+                        let _ = frames.try_send(Frame { text, page: None });
                     }
                 }
             }

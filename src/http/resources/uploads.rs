@@ -27,6 +27,7 @@ use tokio::io::AsyncWriteExt as _;
 use crate::bounds::text::bare_type;
 use crate::http::edge::auth::{FilesWrite, Scope as _, forbidden};
 use crate::http::edge::extract::{JsonObject, object, refuse_encoding};
+use crate::http::edge::large_bodies::BodyPlace;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
@@ -203,7 +204,9 @@ async fn parts(
         unparsed.store(0, Ordering::Relaxed);
         match part.name() {
             Some("request") if request.is_none() => {
-                request = Some(object(&text(part, &unparsed, app.settings.body_limit).await?)?);
+                let mut place = BodyPlace::of(&caller.tenant);
+                let limit = app.settings.body_limit;
+                request = Some(object(&text(part, &unparsed, limit, &mut place).await?)?);
             }
             Some("files") if uploads.len() < MAX_FILES => {
                 uploads.push(upload(app, caller, part, uploads.len(), &unparsed).await?);
@@ -240,7 +243,12 @@ async fn upload(
     Ok(Upload { path, staged, size, etag })
 }
 
-async fn text(part: Field<'_>, unparsed: &AtomicUsize, limit: usize) -> Result<Vec<u8>, Problem> {
+async fn text(
+    part: Field<'_>,
+    unparsed: &AtomicUsize,
+    limit: usize,
+    place: &mut BodyPlace,
+) -> Result<Vec<u8>, Problem> {
     let mut chunks = counted(part, unparsed);
     let mut bytes = Vec::new();
     while let Some(chunk) = chunks.next().await {
@@ -249,6 +257,7 @@ async fn text(part: Field<'_>, unparsed: &AtomicUsize, limit: usize) -> Result<V
             let detail = format!("The part `request` is larger than {limit} bytes.");
             return Err(Problem::new(Code::PayloadTooLarge, detail));
         }
+        place.hold(bytes.len(), limit)?;
     }
     Ok(bytes)
 }

@@ -80,8 +80,22 @@ struct OpenCall {
     index: Option<u64>,
     id: String,
     name: String,
-    arguments: String,
+    arguments: ReceivedArguments,
     extra_content: Option<Box<RawValue>>,
+}
+
+/// The arguments of a call, as far as they have come.
+#[derive(Default)]
+struct ReceivedArguments {
+    text: String,
+    /// Objects and lists that are open at the end.
+    depth: usize,
+    in_string: bool,
+    is_escaped: bool,
+    /// Whether they hold more than white space.
+    has_begun: bool,
+    /// Whether they are JSON, if that is known. What is broken stays so, whatever follows.
+    is_json: Option<bool>,
 }
 
 impl Answer {
@@ -138,12 +152,12 @@ impl Answer {
             None if name.is_empty() => self.calls.len().checked_sub(1),
             None => None,
         };
-        let at = match open {
-            Some(at) if !self.calls.get(at).is_some_and(|call| call.is_followed_by(&id, &name)) => {
-                at
-            }
-            _ if self.calls.len() == CALLS_READ => return,
-            _ => {
+        let continued =
+            |at: &usize| self.calls.get_mut(*at).is_some_and(|call| call.continues(&id, &name));
+        let at = match open.filter(continued) {
+            Some(at) => at,
+            None if self.calls.len() == CALLS_READ => return,
+            None => {
                 self.calls.push(OpenCall { index: piece.index, ..OpenCall::default() });
                 self.calls.len() - 1
             }
@@ -156,7 +170,7 @@ impl Answer {
         if is_named {
             call.name.clone_from(&name);
         }
-        call.arguments.push_str(&arguments);
+        call.arguments.push(&arguments);
         if let Some(extra) = piece.extra_content {
             call.extra_content = Some(extra.to_owned());
         }
@@ -183,6 +197,7 @@ impl Answer {
         let mut tool_calls = Vec::with_capacity(self.calls.len());
         let mut extra_content = Vec::with_capacity(self.calls.len());
         for OpenCall { id, name, arguments, extra_content: extra, .. } in self.calls {
+            let arguments = arguments.text;
             tool_calls.push(normalization::tool_call(id, name, arguments, &tool_calls, call.step));
             extra_content.push(extra);
         }
@@ -202,16 +217,48 @@ impl Answer {
 }
 
 impl OpenCall {
-    /// Whether a piece with the same index begins another call: it has another id or, without an
-    /// id, a name although this call's arguments are complete.
-    fn is_followed_by(&self, id: &str, name: &str) -> bool {
+    /// Whether a piece with the same index belongs to this call. It begins another one if it has
+    /// another id or, without an id, a name although this call's arguments are complete.
+    fn continues(&mut self, id: &str, name: &str) -> bool {
         if name.is_empty() || self.name.is_empty() {
-            return false;
+            return true;
         }
         if !id.is_empty() && !self.id.is_empty() {
-            return id != self.id;
+            return id == self.id;
         }
-        name != self.name || serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok()
+        name == self.name && !self.arguments.are_complete()
+    }
+}
+
+impl ReceivedArguments {
+    fn push(&mut self, piece: &str) {
+        for byte in piece.bytes() {
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' if self.in_string => self.is_escaped = true,
+                b'"' => self.in_string = !self.in_string,
+                _ if self.in_string => {}
+                b'[' | b'{' => self.depth += 1,
+                b']' | b'}' => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+            self.has_begun |= !byte.is_ascii_whitespace();
+        }
+        self.text.push_str(piece);
+        self.is_json = self.is_json.filter(|is_json| !is_json);
+    }
+
+    /// Whether they are JSON. They are parsed only if they may be, and not once more for each piece.
+    fn are_complete(&mut self) -> bool {
+        let may_be = self.has_begun && self.depth == 0 && !self.in_string;
+        if self.is_json.is_none() && may_be {
+            let parsed = serde_json::from_str::<IgnoredAny>(&self.text);
+            self.is_json = match parsed {
+                Ok(_) => Some(true),
+                Err(error) => (!error.is_eof()).then_some(false),
+            };
+        }
+        self.is_json == Some(true)
     }
 }
 

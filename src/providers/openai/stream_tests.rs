@@ -204,6 +204,22 @@ fn calls_are_told_apart_however_they_are_cut() {
             &[made("call_3_0", "t", "{}"), made("call_3_1", "t", "{}")],
         ),
         (
+            "no id, and the name in every piece",
+            vec![
+                call(0, None, t, ""),
+                call(0, None, t, "{\"a\":\"}"),
+                call(0, None, t, "\\\"\"}"),
+                call(0, None, t, "{\"b\":[1"),
+                call(0, None, t, "]}"),
+            ],
+            &[made("call_3_0", "t", r#"{"a":"}\""}"#), made("call_3_1", "t", r#"{"b":[1]}"#)],
+        ),
+        (
+            "the same, of broken arguments",
+            vec![call(0, None, t, "{x}"), call(0, None, t, "{}"), call(0, None, t, "{}")],
+            &[made("call_3_0", "t", "{x}{}{}")],
+        ),
+        (
             "a repeated id",
             vec![call(0, a, t, "{}"), call(1, a, t, "")],
             &[made("a", "t", "{}"), made("call_3_1", "t", "{}")],
@@ -217,6 +233,16 @@ fn calls_are_told_apart_however_they_are_cut() {
     for (what, deltas, expected) in table {
         assert_eq!(whole(&stream(deltas, "tool_calls")).tool_calls, *expected, "{what}");
     }
+}
+
+#[test]
+fn arguments_may_come_in_many_pieces_with_the_name_in_each() {
+    let piece = "x".repeat(100);
+    let mut deltas = vec![call(0, None, Some("t"), "{\"a\":\"")];
+    deltas.resize(10_000, call(0, None, Some("t"), &piece));
+    deltas.push(call(0, None, Some("t"), "\"}"));
+    let calls = whole(&stream(&deltas, "tool_calls")).tool_calls;
+    assert_eq!((calls.len(), calls[0].arguments.len()), (1, 8 + 9_999 * 100));
 }
 
 #[test]

@@ -98,7 +98,7 @@ async fn post(
         redirects: 0,
         deadline: DEADLINE,
         max_body: 0,
-        tenant: "", // no body is read
+        tenant: &delivery.tenant,
     };
     let headers = headers(webhooks, &delivery.id.to_string(), &body);
     let request = Request { method: Method::POST, url, headers, body: body.into() };

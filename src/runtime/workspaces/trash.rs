@@ -33,6 +33,9 @@ use crate::tools::{Workspace, quarantine};
 
 /// The pause between two searches for files that crashes have left.
 const POLL_INTERVAL: Duration = Duration::from_mins(30);
+/// The number of the search that looks through all directories, which takes long: what the crash before this start has
+/// left is old enough by then.
+const DEEP_SEARCH: u64 = 3;
 
 /// The part of a definition that is needed here.
 #[derive(Deserialize)]
@@ -169,10 +172,12 @@ impl Workspaces {
 
     /// Deletes staged files that crashes have left, until the service stops.
     pub(super) async fn remove_left(self: Arc<Self>, stop: CancellationToken) {
-        let mut looks = clock::every(POLL_INTERVAL);
+        let (mut looks, mut search) = (clock::every(POLL_INTERVAL), 0);
         while stop.run_until_cancelled(looks.tick()).await.is_some() {
-            let root = self.root.clone();
-            match tokio::task::spawn_blocking(move || StagedFile::remove_abandoned(&root)).await {
+            let (root, stop, is_deep) = (self.root.clone(), stop.clone(), search == DEEP_SEARCH);
+            search += 1;
+            let removing = move || StagedFile::remove_abandoned(&root, is_deep, &stop);
+            match tokio::task::spawn_blocking(removing).await {
                 Ok(Ok(0)) | Err(_) => {}
                 Ok(Ok(removed)) => {
                     tracing::info!(removed, "removed files that were left by a crash");

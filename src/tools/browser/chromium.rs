@@ -8,12 +8,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, Command};
+use tokio::task::JoinHandle;
 
 use super::connection::Connection;
 use super::profile::{NOBODY, Profile};
@@ -28,6 +30,11 @@ pub const INSTALL: &str =
     "install Chromium (Debian: apt install chromium), or name it in [tools.browser] path";
 /// Characters of a line on its standard error that are kept.
 const MAX_LINE: usize = 300;
+/// How long a browser that has ended has to say why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// What it writes where the machine lets it make no sandbox for its pages, and the files of its code that give up then.
+const NO_NAMESPACES: &str = "Failed to move to new namespace";
+const SANDBOX_SOURCES: [&str; 3] = ["zygote_host", "sandbox", "credentials.cc"];
 
 /// Opens the pipe as the descriptors 3 and 4, where Chromium expects it, and bounds the data of each
 /// of its processes, in KiB.
@@ -68,8 +75,26 @@ const SWITCHES: [&str; 24] = [
 pub(super) struct Chromium {
     connection: Connection,
     child: Mutex<Child>,
-    last_line: Arc<Mutex<String>>,
     profile: Profile,
+}
+
+/// What it writes to its standard error.
+struct StandardError {
+    said: Arc<Mutex<Said>>,
+    reading: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Said {
+    last_line: String,
+    /// The line that says that the machine lets it make no sandbox.
+    no_sandbox: Option<String>,
+}
+
+/// Why it does not start.
+struct NotStarted {
+    why: String,
+    no_sandbox: Option<String>,
 }
 
 /// The program, if there is one.
@@ -84,35 +109,37 @@ pub fn program(configured: &Path) -> Option<PathBuf> {
 }
 
 impl Chromium {
-    /// Starts it, with its own sandbox for pages if the machine supports that.
+    /// Starts it, with its own sandbox for pages unless the machine does not permit that.
     ///
     /// # Errors
     /// Why it does not start.
     pub(super) async fn start(program: &Path) -> Result<Self, String> {
         match Self::start_as(program, true).await {
-            Ok(started) => Ok(started),
-            Err(why) => {
-                let started = Self::start_as(program, false).await?;
+            Err(NotStarted { no_sandbox: Some(why), .. }) => {
+                let started = Self::start_as(program, false).await.map_err(|failed| failed.why)?;
                 tracing::warn!(%why, "the browser runs without its own sandbox");
                 Ok(started)
             }
+            started => started.map_err(|failed| failed.why),
         }
     }
 
-    async fn start_as(program: &Path, sandboxed: bool) -> Result<Self, String> {
-        let started = Self::spawn(program, sandboxed).map_err(|error| error.to_string())?;
+    async fn start_as(program: &Path, sandboxed: bool) -> Result<Self, NotStarted> {
+        let (started, StandardError { said, reading }) = Self::spawn(program, sandboxed)
+            .map_err(|error| NotStarted { why: error.to_string(), no_sandbox: None })?;
         // A new window or worker is paused until it is set up.
         let targets = json!({"autoAttach": true, "waitForDebuggerOnStart": true, "flatten": true});
-        match started.connection.call(None, "Target.setAutoAttach", targets).await {
-            Ok(_) => Ok(started),
-            Err(why) => {
-                let line = started.last_line.lock().clone();
-                Err(if line.is_empty() { why } else { format!("{why}: {line}") })
-            }
-        }
+        let Err(why) = started.connection.call(None, "Target.setAutoAttach", targets).await else {
+            return Ok(started);
+        };
+        drop(started); // ends it, unless it has ended
+        let _ = tokio::time::timeout(LAST_WORDS, reading).await; // what it has said by then counts
+        let Said { last_line, no_sandbox } = std::mem::take(&mut *said.lock());
+        let why = if last_line.is_empty() { why } else { format!("{why}: {last_line}") };
+        Err(NotStarted { why, no_sandbox })
     }
 
-    fn spawn(program: &Path, sandboxed: bool) -> io::Result<Self> {
+    fn spawn(program: &Path, sandboxed: bool) -> io::Result<(Self, StandardError)> {
         let profile = Profile::new()?;
         let mut command = Command::new("/bin/sh");
         command.args(["-c", WITH_PIPE]).arg(program).args(SWITCHES);
@@ -142,10 +169,11 @@ impl Chromium {
         else {
             return Err(io::Error::other("it has no pipe"));
         };
-        let last_line = Arc::<Mutex<String>>::default();
-        tokio::spawn(keep_last_line(errors, Arc::clone(&last_line)));
+        let said = Arc::<Mutex<Said>>::default();
+        let reading = tokio::spawn(listen(errors, Arc::clone(&said)));
         let connection = Connection::new(to, from);
-        Ok(Self { connection, child: child.into(), last_line, profile })
+        let started = Self { connection, child: child.into(), profile };
+        Ok((started, StandardError { said, reading }))
     }
 
     pub(super) fn connection(&self) -> &Connection {
@@ -182,16 +210,60 @@ impl Drop for Chromium {
     }
 }
 
-/// Keeps the last line of its standard error, which says why it does not start.
-async fn keep_last_line(errors: ChildStderr, last_line: Arc<Mutex<String>>) {
+/// Keeps the lines of its standard error that say why it does not start.
+async fn listen(errors: ChildStderr, said: Arc<Mutex<Said>>) {
     let mut errors = BufReader::new(errors);
     let mut line = Vec::new();
     while let Ok(1..) = (&mut errors).take(4_096).read_until(b'\n', &mut line).await {
         let text = String::from_utf8_lossy(&line);
         let text: String = text.trim().chars().take(MAX_LINE).collect();
         if !text.is_empty() {
-            *last_line.lock() = text;
+            let mut said = said.lock();
+            if is_without_sandbox(&text) {
+                said.no_sandbox = Some(text.clone());
+            }
+            said.last_line = text;
         }
         line.clear();
+    }
+}
+
+/// Whether a line says that the machine lets it make no sandbox.
+fn is_without_sandbox(line: &str) -> bool {
+    let source = line.split_once("FATAL:").and_then(|(_, rest)| rest.split(']').next());
+    line.contains(NO_NAMESPACES)
+        || source.is_some_and(|source| SANDBOX_SOURCES.iter().any(|part| source.contains(part)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_a_machine_without_a_sandbox_makes_it_start_without_one() {
+        let table = [
+            ("FATAL:zygote_host_impl_linux.cc(128)] No usable sandbox!", true),
+            ("FATAL:content/browser/zygote_host/zygote_host_impl_linux.cc:132] No usable", true),
+            ("FATAL:setuid_sandbox_host.cc(157)] The SUID sandbox helper binary was found", true),
+            ("FATAL:credentials.cc(127)] Check failed: . : Permission denied (13)", true),
+            ("Failed to move to new namespace: PID namespaces supported, but failed", true),
+            ("FATAL:profile.cc(1)] The profile is in use, see zygote_host", false),
+            ("WARNING:sandbox_linux.cc(393)] InitializeSandbox() called late", false),
+        ];
+        for (line, starts_again) in table {
+            let place = tempfile::tempdir().unwrap();
+            let program = place.path().join("browser");
+            let how = "case \"$*\" in *--no-sandbox*) echo without;; *) echo with;; esac >&2";
+            fs::write(&program, format!("#!/bin/sh\necho '[1:1:{line}' >&2\n{how}\n")).unwrap();
+            for path in [place.path(), program.as_path()] {
+                fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            let why = Chromium::start(&program).await.err().unwrap_or_default();
+            let expected = if starts_again { "without" } else { "with" };
+            assert_eq!(why, format!("the browser has ended: {expected}"), "{line}");
+        }
     }
 }

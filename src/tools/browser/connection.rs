@@ -31,6 +31,8 @@ const MAX_COMMANDS: usize = 64;
 const MAX_EVENTS: usize = 1_024;
 /// The error of a command after the browser has ended.
 const GONE: &str = "the browser has ended";
+/// The error of a command to a page or a part of it that has gone in the meantime: the browser never answers it.
+const CLOSED: &str = "the page was closed";
 
 /// An event of a session, or of the browser itself.
 #[derive(Debug)]
@@ -52,12 +54,18 @@ pub(super) struct Connection {
 
 #[derive(Default)]
 struct Shared {
-    replies: Mutex<HashMap<u64, oneshot::Sender<Result<Value, String>>>>,
+    commands: Mutex<HashMap<u64, SentCommand>>,
     /// The receivers of events by session.
     sessions: Mutex<HashMap<String, EventSender>>,
     /// Receivers of new targets in a browser context.
     contexts: Mutex<HashMap<String, EventSender>>,
     closed: CancellationToken,
+}
+
+/// A command that is not answered yet.
+struct SentCommand {
+    session: Option<String>,
+    reply: oneshot::Sender<Result<Value, String>>,
 }
 
 /// Removes a command whose caller was cancelled.
@@ -68,7 +76,7 @@ struct Awaited<'a> {
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        self.shared.replies.lock().remove(&self.id);
+        self.shared.commands.lock().remove(&self.id);
     }
 }
 
@@ -107,12 +115,13 @@ impl Connection {
         let mut bytes = command.to_string().into_bytes();
         drop(command);
         bytes.push(0);
-        let (sender, reply) = oneshot::channel();
+        let (reply, replied) = oneshot::channel();
         let _awaited = Awaited { id, shared: &self.shared };
-        self.shared.replies.lock().insert(id, sender);
+        let sent = SentCommand { session: session.map(str::to_owned), reply };
+        self.shared.commands.lock().insert(id, sent);
         let replied = async {
             self.commands.send(bytes).await.ok()?;
-            reply.await.ok()
+            replied.await.ok()
         };
         tokio::select! {
             reply = replied => reply.unwrap_or_else(|| Err(GONE.to_owned())),
@@ -218,9 +227,9 @@ async fn next_message(from: &mut BufReader<ChildStdout>) -> io::Result<Option<Ve
 impl Shared {
     fn take(&self, mut message: Value, length: usize) {
         if let Some(id) = message["id"].as_u64() {
-            let Some(reply) = self.replies.lock().remove(&id) else { return };
+            let Some(command) = self.commands.lock().remove(&id) else { return };
             let error = message["error"]["message"].as_str().map(str::to_owned);
-            let _ = reply.send(error.map_or_else(|| Ok(message["result"].take()), Err));
+            let _ = command.reply.send(error.map_or_else(|| Ok(message["result"].take()), Err));
             return;
         }
         let Some(method) = message["method"].as_str().map(str::to_owned) else { return };
@@ -231,6 +240,11 @@ impl Shared {
             // Without its body it is refused.
             request.remove("postData");
             request.remove("postDataEntries");
+        }
+        if method == "Target.detachedFromTarget"
+            && let Some(session) = params["sessionId"].as_str()
+        {
+            self.fail_commands(session);
         }
         let event = Event { session, method, params };
         if let Some(session) = event.session.clone() {
@@ -245,6 +259,16 @@ impl Shared {
             (None, None) => {}
         }
     }
+
+    /// Fails the commands of a session that has ended.
+    fn fail_commands(&self, session: &str) {
+        let is_of_session =
+            |_: &u64, command: &mut SentCommand| command.session.as_deref() == Some(session);
+        let failed: Vec<_> = self.commands.lock().extract_if(is_of_session).collect();
+        for (_, SentCommand { reply, .. }) in failed {
+            let _ = reply.send(Err(CLOSED.to_owned())); // its caller may have gone
+        }
+    }
 }
 
 /// Passes an event on. A reader that does not keep up is unsubscribed, and its channel closes.
@@ -254,5 +278,31 @@ fn send(readers: &Mutex<HashMap<String, EventSender>>, reader: &str, event: Even
     let lost = readers.get(reader).cloned().filter(is_lost);
     if let Some(lost) = lost {
         readers.retain(|_, other| !other.same_channel(&lost));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_command_waits_for_a_session_that_has_ended() {
+        let shared = Shared::default();
+        let sent = |id, session: Option<&str>| {
+            let (reply, replied) = oneshot::channel();
+            let session = session.map(str::to_owned);
+            shared.commands.lock().insert(id, SentCommand { session, reply });
+            replied
+        };
+        let (mut of_frame, mut of_page, mut of_browser) =
+            (sent(1, Some("frame")), sent(2, Some("page")), sent(3, None));
+        let detached = json!({"method": "Target.detachedFromTarget", "sessionId": "page",
+            "params": {"sessionId": "frame"}});
+        shared.take(detached, 100);
+        assert_eq!(of_frame.try_recv().ok(), Some(Err(CLOSED.to_owned())));
+        assert!(of_page.try_recv().is_err() && of_browser.try_recv().is_err());
+        shared.take(json!({"id": 2, "result": 7}), 100);
+        assert_eq!(of_page.try_recv().ok(), Some(Ok(json!(7))));
+        assert_eq!(shared.commands.lock().len(), 1);
     }
 }

@@ -12,14 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::downloads::{Download, MAX_FILES};
 use crate::event::{ChangeKind, FileChange};
-use crate::fairness;
 use crate::governance::{Decision, Permit};
 use crate::tools::file_ops::blocking;
 use crate::tools::quota::Growth;
 use crate::tools::requests::AdmittedRequest;
 use crate::tools::staged_file::StagedFile;
-use crate::tools::workspace::{DestinationPath, open_for_reading};
-use crate::tools::{ToolContext, ToolError};
+use crate::tools::workspace::open_for_reading;
+use crate::tools::{ToolContext, ToolError, Workspace};
 
 /// Where the files go, in the workspace.
 const DIRECTORY: &str = "downloads";
@@ -45,39 +44,44 @@ pub(super) fn check_standing(context: &ToolContext) -> Result<(), ToolError> {
 /// Writes a picture into the workspace.
 pub(super) async fn picture(picture: Vec<u8>, context: &ToolContext) -> Result<String, ToolError> {
     let (workspace, path) = (context.workspace.clone(), picture_path(context));
-    check_standing(context)?;
-    let place = path.clone();
-    let writing = move || {
-        let failed = |error: io::Error| {
-            ToolError::ForModel(format!("{place:?} cannot be written: {}", error.kind()))
-        };
-        let write = |destination: DestinationPath<'_>| {
-            let made = destination.make()?;
-            let (staged, mut file) = StagedFile::create(made.dir())?;
-            file.write_all(&picture)?;
-            file.sync_data()?;
-            let lock = workspace.lock(&[(made.dir(), made.name())])?;
-            staged.replace(made.dir(), made.name())?;
-            drop(lock);
-            made.keep();
-            Ok(())
-        };
-        let destination = workspace.destination(&place).map_err(failed)?;
-        let growths = [
-            Growth::of_file(None, picture.len() as u64),
-            Growth::of_directories(destination.missing().len()),
-        ];
-        let over = |over| ToolError::ForModel(format!("{over}."));
-        let _room = workspace.admit_all(growths).map_err(over)?;
-        write(destination).map_err(failed)?;
-        Ok(picture.len())
+    let (standing, place, size) = (context.standing.clone(), path.clone(), picture.len());
+    let writing = move |stop: &CancellationToken| {
+        let may_write = || !stop.is_cancelled() && standing.holds();
+        write_picture(&workspace, &place, &picture, may_write)
     };
-    let written: Result<Result<usize, ToolError>, _> = fairness::on_files(writing).await;
-    let failed = |_| ToolError::ForModel("The picture cannot be written.".into());
-    let size = written.map_err(failed)??;
+    blocking(writing).await?;
     context.changed.add(created(&path));
     context.changed.complete();
     Ok(format!("Saved a picture of {size} bytes as {path}."))
+}
+
+/// `may_write` says whether the call may still change something.
+fn write_picture(
+    workspace: &Workspace,
+    path: &str,
+    picture: &[u8],
+    may_write: impl Fn() -> bool,
+) -> Result<(), ToolError> {
+    let failed = |error: io::Error| {
+        ToolError::ForModel(format!("{path:?} cannot be written: {}", error.kind()))
+    };
+    let destination = workspace.destination(path).map_err(failed)?;
+    let growths = [
+        Growth::of_file(None, picture.len() as u64),
+        Growth::of_directories(destination.missing().len()),
+    ];
+    let over = |over| ToolError::ForModel(format!("{over}."));
+    let _room = workspace.admit_all(growths).map_err(over)?;
+    let made = destination.make().map_err(failed)?;
+    let (staged, mut file) = StagedFile::create(made.dir()).map_err(failed)?;
+    file.write_all(picture).and_then(|()| file.sync_data()).map_err(failed)?;
+    let _lock = workspace.lock(&[(made.dir(), made.name())]).map_err(failed)?;
+    if !may_write() {
+        return Err(ToolError::ForModel("The call was cancelled.".into()));
+    }
+    staged.replace(made.dir(), made.name()).map_err(failed)?;
+    made.keep();
+    Ok(())
 }
 
 /// Moves files that have arrived into the workspace, as far as the rules permit it, and reports what
@@ -260,6 +264,17 @@ mod tests {
         assert!(plain_name(&format!("{long}.tar.gz")).ends_with("x.gz"));
         assert_eq!(numbered("a.tar.gz", 2), "a.tar-2.gz");
         assert_eq!(numbered("a", 12), "a-12");
+    }
+
+    #[test]
+    fn a_call_that_was_given_up_leaves_no_picture() {
+        let root = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open(root.path(), "t", ".").unwrap();
+        let write = |may: bool| write_picture(&workspace, "screenshots/a.png", b"png", || may);
+        assert!(write(false).is_err());
+        assert_eq!(std::fs::read_dir(root.path().join("t")).unwrap().count(), 0);
+        write(true).unwrap();
+        assert_eq!(std::fs::read(root.path().join("t/screenshots/a.png")).unwrap(), b"png");
     }
 
     proptest! {

@@ -112,9 +112,9 @@ impl Shown {
             return text;
         }
         let all = text.len();
-        text.truncate(text.floor_char_boundary(self.max_bytes.min(MAX_CUT)));
-        let left_out = all - text.len();
-        format!("{text}\n[… {left_out} bytes of {all} are left out; ask for less at a time …]")
+        let shown = secrets::head(&text, self.max_bytes.min(MAX_CUT));
+        let left_out = all - shown.len();
+        format!("{shown}\n[… {left_out} bytes of {all} are left out; ask for less at a time …]")
     }
 }
 
@@ -125,7 +125,7 @@ fn refusal(response: &Response, effect: Effect) -> String {
     let (said, _, _) = encoding.decode(body);
     let said: String = said.chars().filter(|c| !c.is_control() || *c == '\n').collect();
     let said = secrets::without_known_secrets(said.trim()); // before one of them is cut in two
-    let said = &said[..said.floor_char_boundary(MAX_REFUSAL)];
+    let said = secrets::head(&said, MAX_REFUSAL);
     let hint = match *status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
             " The service refused its credentials; other arguments may not help."

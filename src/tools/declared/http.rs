@@ -230,13 +230,13 @@ impl HttpTool {
         sent
     }
 
-    async fn show(&self, response: Response) -> Result<String, String> {
+    async fn show(&self, response: Response, tenant: &str) -> Result<String, String> {
         let effect = self.info.effect;
         if response.body.len() <= SMALL_ANSWER {
             return self.shown.of(&response, effect);
         }
         let shown = self.shown.clone();
-        let shown = parse_pool::run(move || shown.of(&response, effect)).await;
+        let shown = parse_pool::run(tenant, move || shown.of(&response, effect)).await;
         shown.unwrap_or_else(|| Err("The answer cannot be read.".to_owned()))
     }
 }
@@ -275,7 +275,7 @@ impl Tool for HttpTool {
                 if let Some(pause) = requested_pause(&response) {
                     context.requests.note_pause(pause);
                 }
-                self.show(response).await
+                self.show(response, &context.caller.tenant).await
             }
             Err(error) if self.info.effect == Effect::Read || error.was_not_sent() => {
                 Err(format!("The request failed: {error}."))
@@ -325,7 +325,7 @@ impl Tool for HttpTool {
         if let Some(outcome) = outcome::of_status(response.status) {
             return Ok(outcome);
         }
-        let shown = self.show(response).await;
+        let shown = self.show(response, &context.caller.tenant).await;
         let shown = shown.map_err(|why| self.secrets.removed_from(why));
         Ok(CallOutcome::Happened(shown.map(|text| self.secrets.removed_from(text))))
     }

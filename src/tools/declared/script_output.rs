@@ -13,7 +13,7 @@ use super::mapping::removable;
 use super::outcome;
 use crate::bounds::json::{self, Unreadable};
 use crate::bounds::schema::{Fault, Rejected, Schema};
-use crate::bounds::secrets::{REDACTED, redact, redacted};
+use crate::bounds::secrets::{self, REDACTED, redact, redacted};
 use crate::event::ToolProgress;
 use crate::tools::results::MAX_RESULT;
 use crate::tools::sandbox::plan::Stopped;
@@ -159,8 +159,7 @@ impl AnswerReader {
         if text.len() <= MAX_SAID {
             return text;
         }
-        let start = text.ceil_char_boundary(text.len() - MAX_SAID);
-        format!("…{}", &text[start..])
+        format!("…{}", secrets::tail(&text, MAX_SAID))
     }
 
     fn without_secrets(&self, mut text: String) -> String {

@@ -210,6 +210,10 @@ async fn results_are_capped_with_head_and_tail_and_without_nul() {
             "{left_out} bytes of this result are left out here, in its lines {first} to {last}; ask for less at a time"
         )
     );
+    let key = "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----\n";
+    let after = "b".repeat((MAX_RESULT - 256) / 2 - "hunter2\n-----END PRIVATE KEY-----\n".len());
+    let cut_in_key = capped(format!("{}{key}{after}", "a\n".repeat(MAX_RESULT)));
+    assert!(cut_in_key.ends_with("bbb") && !cut_in_key.contains("hunter2"));
     let wide = capped("ä".repeat(MAX_RESULT));
     assert!(wide.len() <= MAX_RESULT && wide.starts_with('ä') && wide.ends_with('ä'));
 }

@@ -16,7 +16,9 @@ use tokio_util::sync::CancellationToken;
 use super::{Kind, Permit, ToolError, Workspace, refused, special, stopped};
 use crate::bounds::glob::Glob;
 use crate::bounds::pattern::{Author, Pattern};
+use crate::bounds::secrets;
 use crate::bounds::text::quoted;
+use crate::tools::staged_file::StagedFile;
 use crate::tools::workspace::open_for_reading;
 
 /// Names that a listing shows.
@@ -66,6 +68,13 @@ fn entries(dir: &Dir) -> io::Result<(Vec<Entry>, usize)> {
     Ok((entries, unnamed))
 }
 
+/// The same without files that are on their way to their places, or were left there by a crash.
+fn placed(dir: &Dir) -> io::Result<(Vec<Entry>, usize)> {
+    let (mut entries, unnamed) = entries(dir)?;
+    entries.retain(|entry| entry.kind != Kind::File || !StagedFile::is_own_name(&entry.name));
+    Ok((entries, unnamed))
+}
+
 fn join(base: &str, name: &str) -> String {
     if base == "." { name.to_owned() } else { format!("{base}/{name}") }
 }
@@ -77,7 +86,7 @@ pub(super) fn list(
     permit: &Permit,
 ) -> Result<String, ToolError> {
     let (entries, unnamed) =
-        workspace.open_dir(path).and_then(|dir| entries(&dir)).map_err(|e| refused(path, &e))?;
+        workspace.open_dir(path).and_then(|dir| placed(&dir)).map_err(|e| refused(path, &e))?;
     let total = entries.len();
     let shown = |entry: &Entry| match entry.kind {
         Kind::Directory => permit.may_enter(&join(path, &entry.name)),
@@ -238,7 +247,8 @@ impl Search<'_> {
             if self.found <= MAX_MATCHES {
                 let end = line.char_indices().nth(MAX_LINE).map_or(line.len(), |(at, _)| at);
                 let cut = if end < line.len() { "…" } else { "" };
-                let _ = writeln!(self.answer, "{path}:{}: {}{cut}", number + 1, &line[..end]);
+                let shown = secrets::head(line, end);
+                let _ = writeln!(self.answer, "{path}:{}: {shown}{cut}", number + 1);
             }
         }
         Ok(())
@@ -344,7 +354,7 @@ fn walk(
 ) -> Result<Walked, ToolError> {
     let mut walked = Walked::default();
     let dir = workspace.open_dir(path).map_err(|e| refused(path, &e))?;
-    let (first, unnamed) = entries(&dir).map_err(|e| refused(path, &e))?;
+    let (first, unnamed) = placed(&dir).map_err(|e| refused(path, &e))?;
     walked.unnamed += unnamed;
     let mut levels = vec![Level {
         dir,
@@ -375,7 +385,7 @@ fn walk(
         }
         if is_dir {
             let dir = level.dir.open_dir_nofollow(&entry.name);
-            match dir.and_then(|dir| entries(&dir).map(|found| (dir, found))) {
+            match dir.and_then(|dir| placed(&dir).map(|found| (dir, found))) {
                 Ok((dir, (entries, unnamed))) if levels.len() < MAX_DEPTH => {
                     walked.unnamed += unnamed;
                     levels.push(Level {

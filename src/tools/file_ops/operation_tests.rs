@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::fixture_tests::{Fixture, permissive};
-use super::{blocking, changing, reading, writing};
+use super::{SEARCHES, blocking, changing, reading, writing};
 use crate::governance::{ActionKind, Policy};
 use crate::run::Autonomy;
 use crate::run::Effect::{self, Idempotent, Once, Read};
@@ -108,6 +109,30 @@ fn a_bad_regular_expression_is_explained() {
         .call(&json!({"operation": "search", "pattern": "(\\w{500}){500}"}))
         .unwrap_err();
     assert!(huge.contains("larger than 262144 bytes when compiled"), "{huge}");
+}
+
+#[tokio::test]
+async fn no_tenant_makes_all_searches() {
+    let half = [SEARCHES.acquire("one").await, SEARCHES.acquire("one").await];
+    assert!(half.iter().all(Option::is_some));
+    assert!(SEARCHES.acquire("one").now_or_never().is_none());
+}
+
+#[test]
+fn files_on_their_way_to_their_places_are_not_found() {
+    let world = Fixture::new();
+    let staged = ".toolloop-0123456789abcdef0123456789abcdef.tmp";
+    for path in [staged, &format!("d/{staged}"), "d/.toolloop-own.tmp"] {
+        world.put(path, "needle");
+    }
+    for (call, expected) in [
+        (json!({"operation": "list"}), "d/"),
+        (json!({"operation": "list", "path": "d"}), ".toolloop-own.tmp"),
+        (json!({"operation": "glob", "pattern": "**/*.tmp"}), "d/.toolloop-own.tmp"),
+        (json!({"operation": "search", "pattern": "needle"}), "d/.toolloop-own.tmp:1: needle"),
+    ] {
+        assert_eq!(world.call(&call).as_deref(), Ok(expected), "{call}");
+    }
 }
 
 #[test]
@@ -355,6 +380,12 @@ fn long_answers_are_cut_and_counted() {
     assert!(list.ends_with("0999.txt\n[… 203 more entries; list a directory further down]"));
     let glob = world.call(&json!({"operation": "glob", "pattern": "many/*"})).unwrap();
     assert!(glob.ends_with("[… 203 more matches; use a narrower pattern or path]"));
+    let keys = format!("needle {} ghp_hunter2hunter2hunter2hunter2", "w".repeat(280));
+    world.put("keys.txt", keys);
+    let found = json!({"operation": "search", "pattern": "needle", "path": "keys.txt"});
+    let found = world.call(&found).unwrap();
+    assert!(found.starts_with("keys.txt:1: needle www") && found.ends_with("ww…"), "{found}");
+    fs::remove_file(world.at("keys.txt")).unwrap();
     let hits = world.call(&json!({"operation": "search", "pattern": "hit"})).unwrap();
     assert!(hits.ends_with(
         "hits.txt:200: hit\n[… 50 more matching lines; narrow the pattern, path or glob]"

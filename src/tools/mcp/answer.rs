@@ -93,8 +93,7 @@ fn ends_of(mut text: String) -> String {
     if text.len() <= 2 * MAX_END {
         return text;
     }
-    let head = &text[..text.floor_char_boundary(MAX_END)];
-    let tail = &text[text.ceil_char_boundary(text.len() - MAX_END)..];
+    let (head, tail) = (secrets::head(&text, MAX_END), secrets::tail(&text, MAX_END));
     let omitted = text.len() - head.len() - tail.len();
     format!("{head}\n[… {omitted} bytes left out; ask for less at a time …]\n{tail}")
 }

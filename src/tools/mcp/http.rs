@@ -28,6 +28,7 @@ use super::{header_parameters, reading};
 use crate::bounds::address;
 use crate::bounds::frames::{Framing, Splitter};
 use crate::bounds::memory::TenantSemaphore;
+use crate::bounds::secrets::without_known_secrets;
 use crate::bounds::text::bare_type;
 use crate::outbound::{
     AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Terms, Wanted,
@@ -338,7 +339,7 @@ impl Address {
         if !answer.is_whole {
             return Err(unreadable("it is too large"));
         }
-        match reading::read(answer.body).await {
+        match reading::read(answer.body, &requests.tenant()).await {
             Ok(ServerMessage::Answer(of, said)) if of == id => said.map_err(Failure::Refused),
             Ok(_) => Err(unreadable("it answers something else")),
             Err(why) => Err(unreadable(&why)),
@@ -427,6 +428,7 @@ fn refusal(era: Era, status: StatusCode, body: &[u8]) -> Failure {
         return Failure::Lost(format!("it answers {status}"));
     }
     let said = String::from_utf8_lossy(body);
+    let said = without_known_secrets(&said); // before one of them is cut in two
     let said: String = said.chars().filter(|c| !c.is_control()).take(MAX_SHOWN).collect();
     Failure::Refused(messages::Fault {
         code: status.as_u16().into(),

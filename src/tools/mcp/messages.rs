@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::bounds::json;
+use crate::bounds::secrets::without_known_secrets;
 use crate::bounds::text::shortened;
 use crate::event::InputAnswer;
 
@@ -61,6 +62,13 @@ pub(super) struct Fault {
     pub(super) data: Value,
 }
 
+impl Fault {
+    /// Its message, shortened; known secrets are removed first, so that none is cut in two.
+    fn shown(&self) -> String {
+        shortened(&without_known_secrets(&self.message))
+    }
+}
+
 /// Why a request has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Failure {
@@ -71,7 +79,7 @@ pub(super) enum Failure {
     #[error("{0}")]
     Lost(String),
     /// The server refuses it.
-    #[error("the server refuses it: {} (code {})", shortened(&.0.message), .0.code)]
+    #[error("the server refuses it: {} (code {})", .0.shown(), .0.code)]
     Refused(Fault),
 }
 
@@ -284,6 +292,15 @@ mod tests {
         assert_eq!(call["inputResponses"], json!({"who": {"action": "decline"}}));
         assert_eq!((&call["requestState"], &call["name"]), (&json!("s"), &json!("t")));
         assert!(in_new_era(json!({}))["_meta"].is_object());
+    }
+
+    #[test]
+    fn a_refusal_is_shortened_to_a_text_without_known_secrets() {
+        crate::bounds::secrets::remember(["the-key-of-a-server".to_owned()]);
+        let message = format!("{}the-key-of-a-server is unknown", "x".repeat(190));
+        let fault = Fault { code: 401, message, data: Value::Null };
+        let said = Failure::Refused(fault).to_string();
+        assert!(said.contains("x[redacted") && !said.contains("the-key"), "{said}");
     }
 
     #[test]

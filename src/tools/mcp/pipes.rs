@@ -22,7 +22,7 @@ use super::lines::{Line, Lines};
 use super::messages::{self, CALL, Failure, INITIALIZE, MAX_MESSAGE, ServerMessage};
 use super::reading;
 use crate::bounds::memory::TenantSemaphore;
-use crate::bounds::secrets::redacted;
+use crate::bounds::secrets::StreamRedactor;
 use crate::bounds::text::shortened;
 use crate::message::visible::escaped;
 
@@ -40,6 +40,8 @@ const MAX_LOG_BURST: u32 = 50;
 const MAX_LOG_A_SECOND: u32 = 2;
 /// The last lines of standard error that are kept.
 const MAX_LAST: usize = 5;
+/// Whose messages are parsed: those of no tenant.
+const OF_SERVICE: &str = "";
 /// How long a server that has closed its pipes has to say why it has ended.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -196,7 +198,7 @@ async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<Str
             Err(error) => return Some(error.to_string()),
             Ok(Some(Line::Whole(line))) => {
                 let beginning = line.get(..line.len().min(512)).unwrap_or_default().to_vec();
-                reading::read(line).await.map_err(|why| (beginning, why))
+                reading::read(line, OF_SERVICE).await.map_err(|why| (beginning, why))
             }
             Ok(Some(Line::TooLong(beginning))) => {
                 let most = MAX_MESSAGE / (1024 * 1024);
@@ -240,6 +242,8 @@ fn answered(shared: &Shared, id: u64, answer: Answer) -> bool {
 pub(super) struct Errors {
     throttle: Throttle,
     dropped: u64,
+    /// A secret may have several lines.
+    redactor: StreamRedactor,
     /// The last lines since the last start.
     last: VecDeque<String>,
 }
@@ -247,28 +251,42 @@ pub(super) struct Errors {
 impl Errors {
     pub(super) fn new() -> Self {
         let throttle = Throttle::new(MAX_LOG_BURST, MAX_LOG_A_SECOND);
-        Self { throttle, dropped: 0, last: VecDeque::new() }
+        let redactor = StreamRedactor::default();
+        Self { throttle, dropped: 0, redactor, last: VecDeque::new() }
     }
 
     pub(super) fn last(&self) -> Vec<String> {
         self.last.iter().cloned().collect()
     }
 
+    fn begin(&mut self) {
+        self.last.clear();
+        self.redactor = StreamRedactor::default();
+    }
+
     fn take(&mut self, server: &str, line: &[u8]) {
-        let said = String::from_utf8_lossy(line);
-        let said = redacted(said.trim_end());
-        if said.is_empty() {
-            return;
-        }
-        if self.last.len() >= MAX_LAST {
-            self.last.pop_front();
-        }
-        self.last.push_back(escaped(&shortened(&said)).into_owned());
-        if self.throttle.admits() {
-            let dropped = std::mem::take(&mut self.dropped);
-            tracing::info!(server, dropped, said = %said, "standard error of an MCP server");
-        } else {
-            self.dropped += 1;
+        let said = self.redactor.push(&format!("{}\n", String::from_utf8_lossy(line)));
+        self.note(server, &said);
+    }
+
+    fn end(&mut self, server: &str) {
+        let said = self.redactor.finish();
+        self.note(server, &said);
+    }
+
+    /// Logs lines without secrets.
+    fn note(&mut self, server: &str, said: &str) {
+        for said in said.lines().map(str::trim_end).filter(|said| !said.is_empty()) {
+            if self.last.len() >= MAX_LAST {
+                self.last.pop_front();
+            }
+            self.last.push_back(escaped(&shortened(said)).into_owned());
+            if self.throttle.admits() {
+                let dropped = std::mem::take(&mut self.dropped);
+                tracing::info!(server, dropped, said = %said, "standard error of an MCP server");
+            } else {
+                self.dropped += 1;
+            }
         }
     }
 }
@@ -276,15 +294,24 @@ impl Errors {
 /// Logs what the server writes to standard error, until that ends.
 pub(super) async fn logged(server: &str, errors: impl AsyncRead + Unpin, into: &Mutex<Errors>) {
     let mut lines = Lines::new(errors, MAX_LOGGED);
-    into.lock().last.clear();
+    into.lock().begin();
     loop {
         let line = match lines.next().await {
-            Ok(Some(Line::Whole(line) | Line::TooLong(line))) => line,
+            Ok(Some(Line::Whole(line))) => line,
+            Ok(Some(Line::TooLong(beginning))) => whole_words(beginning),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Vec::new(),
             Ok(None) | Err(_) => break,
         };
         into.lock().take(server, &line);
     }
+    into.lock().end(server);
+}
+
+/// The beginning of a line without its last word, which may be a part of a secret.
+fn whole_words(mut beginning: Vec<u8>) -> Vec<u8> {
+    beginning.truncate(beginning.iter().rposition(u8::is_ascii_whitespace).map_or(0, |at| at + 1));
+    beginning.extend_from_slice(b"[the rest of the line is left out]");
+    beginning
 }
 
 #[cfg(test)]
@@ -307,6 +334,18 @@ mod tests {
         asked.push(ask(CALL, "b"));
         assert!(ends.written.recv().await.unwrap().contains(CALL));
         asked.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+
+    #[tokio::test]
+    async fn secrets_of_several_lines_and_parts_of_them_are_not_logged() {
+        let key = "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----";
+        let long = format!("{} ghp_{}", "word ".repeat(98), "hunter2".repeat(300));
+        let errors = Mutex::new(Errors::new());
+        let lines = format!("it has\n{key}\n{long}\nthe password:\n  hunter2\ndone\n");
+        logged("x", lines.as_bytes(), &errors).await;
+        let last = errors.lock().last();
+        assert!(last.iter().all(|line| !line.contains("hunter")), "{last:?}");
+        assert_eq!((last.len(), last[4].as_str()), (MAX_LAST, "done"), "{last:?}");
     }
 
     #[tokio::test]

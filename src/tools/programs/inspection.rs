@@ -23,6 +23,7 @@ use crate::tools::removal::make_accessible;
 use crate::tools::sandbox::reach::Before;
 use crate::tools::sandbox::tree_cache::{self, Stamp, Tree};
 use crate::tools::sandbox::walk::{MAX_WALKED, WalkEntry, WalkLimit, walk};
+use crate::tools::staged_file::StagedFile;
 
 /// Entries that are inspected after programs have ended. Programs may have created more than there may be before
 /// the next call.
@@ -104,7 +105,7 @@ fn inspect_files(permit: &Permit, context: &ToolContext, before: Before) {
 
 fn record_changes(found: Found, permit: &Permit, context: &ToolContext) {
     let Found { changes, denied_files } = found;
-    for (path, kind) in changes.iter().flatten() {
+    for (path, kind) in changes.iter().flat_map(|changes| by_programs(changes)) {
         let ruling = permit.ruling_on_program_file(path);
         // Without a pattern the objection is not about this file; the kernel enforces the rule.
         if ruling.decision == Decision::Warned && ruling.pattern.is_some() {
@@ -144,6 +145,12 @@ fn record_changes(found: Found, permit: &Permit, context: &ToolContext) {
          workspace: {}{more}. Their other changes remain.",
         denied.join("; ")
     ));
+}
+
+/// The changes without those of files that the service itself writes and that are not in their places yet.
+fn by_programs(changes: &[(String, ChangeKind)]) -> impl Iterator<Item = &(String, ChangeKind)> {
+    let is_staged = |path: &str| path.rsplit('/').next().is_some_and(StagedFile::is_own_name);
+    changes.iter().filter(move |(path, _)| !is_staged(path))
 }
 
 /// Finds the changes: from the kernel's reports if these are complete, else by a walk.
@@ -269,5 +276,20 @@ fn put_aside(entry: &WalkEntry<'_>, context: &ToolContext, before: &Before) -> D
         path: entry.path.to_owned(),
         was: was.map(|(path, _)| path.clone()),
         kept: context.workspace.put_aside(entry.directory, entry.name, entry.path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_on_their_way_into_the_workspace_are_no_changes_of_programs() {
+        let staged = ".toolloop-0123456789abcdef0123456789abcdef.tmp";
+        let inner = format!("a/{staged}");
+        let paths = [staged, &inner, "a/.toolloop-own.tmp", "a/b"];
+        let changes = paths.map(|path| (path.to_owned(), ChangeKind::Created));
+        let left: Vec<&str> = by_programs(&changes).map(|(path, _)| path.as_str()).collect();
+        assert_eq!(left, paths[2..]);
     }
 }

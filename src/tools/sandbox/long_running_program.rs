@@ -14,9 +14,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::plan::{Command, Plan, Reach, Step, Stopped, When};
 use super::supervisor_handle::SupervisorHandle;
-use super::{GRACE, Sandbox, SandboxError, WayOut, temporary};
+use super::{Sandbox, SandboxError, WayOut, temporary};
 use crate::run::SandboxLevel;
 
+/// How long it may take until the supervisor begins with the plan.
+const MAX_START: Duration = Duration::from_secs(20);
 /// Longer than any machine runs.
 const FOREVER: Duration = Duration::from_hours(24 * 365 * 100);
 
@@ -52,8 +54,8 @@ impl Sandbox {
     /// Starts a program and leaves it running.
     ///
     /// # Errors
-    /// [`SandboxError`] if it cannot be started as the operator requires. If it cannot be executed,
-    /// it ends.
+    /// [`SandboxError`] if it cannot be started as the operator requires, or in time. If it cannot be
+    /// executed, it ends.
     pub async fn start_long_running(
         &self,
         program: LongRunningProgram,
@@ -91,15 +93,16 @@ impl Sandbox {
             ..Plan::default()
         };
         let (reads, writes) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
-        let mut started = self.supervisors.start(&directory, &plan, Some(&reads)).await?;
-        let (output, errors) = started.streams()?;
-        let input = pipe::Sender::from_owned_fd(writes)?;
-        let listener = match &way_out {
-            Some(_) => tokio::time::timeout(GRACE, started.listener())
-                .await
-                .map_err(|_| self.supervisors.late())??,
-            None => None,
+        let starting = async {
+            let mut started = self.supervisors.start(&directory, &plan, Some(&reads)).await?;
+            let streams = started.streams()?;
+            let listener = started.listener().await?;
+            Ok::<_, SandboxError>((started, streams, listener))
         };
+        let begun = tokio::time::timeout(MAX_START, starting).await;
+        let (started, (output, errors), listener) =
+            begun.map_err(|_| self.supervisors.late())??;
+        let input = pipe::Sender::from_owned_fd(writes)?;
         let serving = listener.zip(way_out).map(|(listener, way_out)| way_out(listener));
         let way_out = serving.map(|serving| AbortOnDropHandle::new(tokio::spawn(serving)));
         Ok(RunningProgram {
@@ -132,6 +135,53 @@ impl ProgramHandle {
                 (_, Some(Stopped::Timeout), _) | (_, None, None) => "it was ended".into(),
                 (_, None, Some(code)) => format!("it ended with exit code {code}"),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::tools::sandbox::{Limits, Settings};
+
+    /// `yes` takes any argument, reads nothing and does not end, like a fork server that was stopped.
+    fn hanging(namespaces: bool) -> Sandbox {
+        Sandbox::new(Settings {
+            path: Vec::new(),
+            environment: Vec::new(),
+            require: false,
+            timeout: Duration::from_secs(1),
+            max_output: 1000,
+            limits: Limits::default(),
+            namespaces,
+            supervisor: PathBuf::from("/usr/bin/yes"),
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_that_hangs_fails() {
+        let program = LongRunningProgram {
+            program: "/bin/true".to_owned(),
+            arguments: vec!["true".to_owned()],
+            directory: File::open("/").unwrap().into(),
+            environment: Vec::new(),
+            reach: Reach::default(),
+            way_out: None,
+        };
+        let started = hanging(false).start_long_running(program).await;
+        let error = started.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("timed out"), "{error:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_that_is_too_busy_is_asked_again_what_it_supports() {
+        for namespaces in [true, false] {
+            let sandbox = hanging(namespaces);
+            assert_eq!(sandbox.kernel().await.level(), SandboxLevel::Unavailable);
+            assert_eq!(sandbox.known_kernel(), None);
         }
     }
 }

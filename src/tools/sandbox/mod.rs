@@ -42,7 +42,7 @@ pub use fork_server::serve_forks;
 pub use long_running_program::{LongRunningProgram, RunningProgram};
 use output::MaxOutput;
 pub use output::{Output, shortened};
-use plan::{Confinement, MAX_PLAN, PROXY_PORT, Plan, Reach, Step};
+use plan::{Confinement, MAX_PLAN, PROXY_PORT, Plan, Reach, Report, Step};
 pub use plan::{Limits, Stopped};
 pub use startable_programs::StartablePrograms;
 use supervisor_handle::Supervisors;
@@ -59,6 +59,8 @@ const MAX_STDERR: usize = 64 * 1024;
 const OF_PROBE: MaxOutput = MaxOutput { stdout: 1000, stderr: 1000 };
 /// Probes that are made if the supervisor cannot be started or is late; the last failure counts.
 const PROBES: u32 = 3;
+/// Why it is not known what the kernel supports, if all probes were late.
+const TOO_BUSY: &str = "the machine is too busy to find out";
 
 /// Confines this process to its open files: no other files, no network, no further privileges, and no
 /// more memory and time than these limits.
@@ -97,6 +99,8 @@ pub struct Settings {
 pub struct Sandbox {
     settings: Settings,
     kernel: OnceCell<Kernel>,
+    /// What it is taken for until that is known.
+    unknown: Kernel,
     supervisors: Supervisors,
 }
 
@@ -177,21 +181,23 @@ pub enum SandboxError {
 impl Sandbox {
     pub fn new(settings: Settings) -> Self {
         let supervisors = Supervisors::new(&settings.supervisor);
-        Self { settings, kernel: OnceCell::new(), supervisors }
+        let without_namespaces = Some(TOO_BUSY.to_owned());
+        let unknown = Kernel { without_namespaces, ..Kernel::default() };
+        Self { settings, kernel: OnceCell::new(), unknown, supervisors }
     }
 
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// The confinement that the kernel supports, probed once.
+    /// The confinement that the kernel supports, probed once; none while the machine is too busy to find out.
     pub async fn kernel(&self) -> &Kernel {
         let probed = async {
             let kernel = probe(&self.settings, &self.supervisors).await;
             self.supervisors.let_go(); // at the start of a service that may never run a program
             kernel
         };
-        self.kernel.get_or_init(|| probed).await
+        self.kernel.get_or_try_init(|| probed).await.unwrap_or(&self.unknown)
     }
 
     /// How well programs are confined, where that is known.
@@ -313,7 +319,10 @@ fn proxied() -> Vec<(String, String)> {
 }
 
 /// Finds out which confinement the kernel supports, with an empty plan.
-async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
+///
+/// # Errors
+/// The supervisors were late, which says nothing of the kernel.
+async fn probe(settings: &Settings, supervisors: &Supervisors) -> io::Result<Kernel> {
     let tried = |namespaces: bool, network: bool| async move {
         let here = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
         let here = here.map_err(io::Error::from)?;
@@ -332,10 +341,7 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
         let (report, ..) = tokio::time::timeout(PROBE_TIMEOUT, supervised)
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        match report.failure {
-            Some(failure) => Err(SandboxError::NotStarted(failure)),
-            None => Ok(report.confinement),
-        }
+        confinement_in(report)
     };
     let mut kernel = Kernel::default();
     if !settings.namespaces {
@@ -346,10 +352,11 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
         let reason = loop {
             match tried(true, network).await {
                 Ok(confinement) => {
-                    return Kernel { confinement, without_namespaces: None, ..kernel };
+                    return Ok(Kernel { confinement, without_namespaces: None, ..kernel });
                 }
                 // The machine is busy, which says nothing of what it can do.
                 Err(SandboxError::Io(_)) if attempts < PROBES => attempts += 1,
+                Err(SandboxError::Io(error)) if is_late(&error) => return Err(error),
                 Err(reason) => break Some(reason.to_string()),
             }
         };
@@ -357,8 +364,25 @@ async fn probe(settings: &Settings, supervisors: &Supervisors) -> Kernel {
             if network { &mut kernel.without_network } else { &mut kernel.without_namespaces };
         *which = reason;
     }
-    kernel.confinement = tried(false, false).await.unwrap_or_default();
-    kernel
+    match tried(false, false).await {
+        Err(SandboxError::Io(error)) if is_late(&error) => return Err(error),
+        confinement => kernel.confinement = confinement.unwrap_or_default(),
+    }
+    Ok(kernel)
+}
+
+/// The confinement that a probe reports, unless it failed or was ended.
+fn confinement_in(report: Report) -> Result<Confinement, SandboxError> {
+    match (report.failure, report.stopped) {
+        (Some(failure), _) => Err(SandboxError::NotStarted(failure)),
+        (None, Some(Stopped::Timeout)) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+        (None, Some(other)) => Err(SandboxError::NotStarted(<&str>::from(other).to_owned())),
+        (None, None) => Ok(report.confinement),
+    }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::TimedOut
 }
 
 /// The directory that temporary files of programs are covered or made in: this user's alone.
@@ -377,4 +401,23 @@ fn temporary() -> io::Result<String> {
         return Err(io::Error::other(message));
     }
     directory.into_os_string().into_string().map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_that_was_late_says_nothing_of_the_kernel() {
+        let confinement = Confinement { landlock: 6, seccomp: true, ..Confinement::default() };
+        let whole = Report { confinement: confinement.clone(), ..Report::default() };
+        assert_eq!(confinement_in(whole).ok(), Some(confinement));
+        let ended = |stopped| Report { stopped: Some(stopped), ..Report::default() };
+        let late = confinement_in(ended(Stopped::Timeout)).err();
+        assert!(matches!(late, Some(SandboxError::Io(error)) if is_late(&error)));
+        let failed = Report { failure: Some("mounts".to_owned()), ..Report::default() };
+        for failed in [failed, ended(Stopped::Memory)] {
+            assert!(matches!(confinement_in(failed), Err(SandboxError::NotStarted(_))));
+        }
+    }
 }

@@ -17,8 +17,9 @@ use super::handles;
 use super::plan::PROXY_PORT;
 use super::syscalls::raise_loopback;
 
-/// The byte that is sent with the socket. A report begins with another one.
-const MARK: &[u8] = b"n";
+/// The byte that is sent when the programs begin, with the socket if there is one. A report begins with another
+/// one.
+pub(super) const BEGINS: &[u8] = b"n";
 
 /// Opens the socket in the network of this process and sends it through standard input.
 pub(super) fn send_listener() -> io::Result<()> {
@@ -29,10 +30,11 @@ pub(super) fn send_listener() -> io::Result<()> {
     )?;
     raise_loopback(&any)?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, PROXY_PORT))?;
-    handles::send(rustix::stdio::stdin(), MARK, &[listener.as_fd()])
+    handles::send(rustix::stdio::stdin(), BEGINS, &[listener.as_fd()])
 }
 
-/// The socket, from the supervisor's other end; `None` where a report comes in its place.
+/// The socket, from the supervisor's other end; `None` where the byte comes without one, or a report in its
+/// place.
 pub(super) async fn receive_listener(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
     socket.async_io(Interest::READABLE, || received(socket)).await
 }
@@ -40,7 +42,7 @@ pub(super) async fn receive_listener(socket: &UnixStream) -> io::Result<Option<T
 fn received(socket: &UnixStream) -> io::Result<Option<TcpListener>> {
     let mut first = [0; 1];
     let (_, length) = recv(socket, &mut first[..], RecvFlags::PEEK | RecvFlags::DONTWAIT)?;
-    if length == 0 || first != MARK {
+    if length == 0 || first != BEGINS {
         return Ok(None);
     }
     let handle = handles::receive(socket, &mut first, RecvFlags::DONTWAIT)?;

@@ -7,6 +7,8 @@ use std::ops::Range;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+use crate::bounds::secrets;
+
 /// Bytes that are read at once.
 const PIECE: usize = 64 * 1024;
 /// Bytes of a line that is inspected while it arrives.
@@ -145,7 +147,7 @@ fn left_out(bytes: u64) -> String {
 const NOTE: usize = 64;
 
 /// A beginning and an end with so many bytes between them, cut so that all of it takes `most` at
-/// most, where a character takes what `size` says.
+/// most, where a character takes what `size` says, and that no part of a secret is left at the cut.
 pub fn shortened(
     (head, tail): (&str, &str),
     omitted: u64,
@@ -161,11 +163,11 @@ pub fn shortened(
     // What is whole is cut at both ends.
     let (first, last) = if omitted == 0 { (head, head) } else { (head, tail) };
     let room = most.saturating_sub(NOTE) / 2;
-    let kept_first =
-        &first[..within(first.char_indices().map(|(at, c)| (at + c.len_utf8(), c)), room, size)];
+    let kept = within(first.char_indices().map(|(at, c)| (at + c.len_utf8(), c)), room, size);
+    let kept_first = secrets::head(first, kept);
     let end = last.len();
     let kept = within(last.char_indices().rev().map(|(at, c)| (end - at, c)), room, size);
-    let kept_last = &last[end - kept..];
+    let kept_last = secrets::tail(last, kept);
     let all = head.len() + tail.len();
     let omitted = omitted + (all - kept_first.len() - kept_last.len()) as u64;
     format!("{kept_first}{}{kept_last}", left_out(omitted))

@@ -24,7 +24,7 @@ pub struct Plan {
     /// What the first program reads on its standard input.
     pub input: Option<String>,
     /// Whether the first program reads, instead of `input`, a pipe that is sent after the plan and to
-    /// which the service keeps writing.
+    /// which the service keeps writing. The service is told when the programs begin.
     #[serde(default)]
     pub is_spoken_to: bool,
     pub reach: Reach,

@@ -45,6 +45,9 @@ pub(super) fn supervise() -> io::Result<()> {
         if let Some(directory) = own_temporary.transpose()? {
             replace_temporary(&mut plan, directory);
         }
+        if plan.is_spoken_to && !plan.network {
+            let _ = write_all(rustix::stdio::stdin(), network::BEGINS); // its end is seen below
+        }
         let report = programs(&plan, input);
         if !plan.namespaces {
             end_descendants();

@@ -208,7 +208,8 @@ impl SupervisorHandle {
         self.streams.take().ok_or_else(|| io::Error::other("the streams are read elsewhere"))
     }
 
-    /// The proxy's listening socket in the programs' network; `None` if nothing was started.
+    /// Waits until a program that the service speaks to begins; the proxy's listening socket in its network.
+    /// `None` if it has no network, or nothing was started.
     pub(super) async fn listener(&self) -> io::Result<Option<TcpListener>> {
         receive_listener(&self.socket).await
     }

@@ -13,7 +13,7 @@ use crate::outbound::Response;
 
 /// Bytes of a file that are read.
 pub(super) const MAX_FILE: usize = 256 * 1024;
-/// Rules of a host.
+/// Rules of a host, with the user agents that they are for.
 const MAX_RULES: usize = 2000;
 /// Hosts whose rules are kept.
 const MAX_HOSTS: usize = 500;
@@ -85,12 +85,15 @@ impl Rules {
             let Some((key, value)) = line.split_once(':') else { continue };
             let value = value.trim();
             match key.trim().to_ascii_lowercase().as_str() {
-                "user-agent" => match groups.last_mut() {
-                    Some((agents, rules)) if rules.is_empty() => {
-                        agents.push(value.to_ascii_lowercase());
+                "user-agent" if count < MAX_RULES => {
+                    count += 1;
+                    match groups.last_mut() {
+                        Some((agents, rules)) if rules.is_empty() => {
+                            agents.push(value.to_ascii_lowercase());
+                        }
+                        _ => groups.push((vec![value.to_ascii_lowercase()], Vec::new())),
                     }
-                    _ => groups.push((vec![value.to_ascii_lowercase()], Vec::new())),
-                },
+                }
                 kind @ ("allow" | "disallow") if count < MAX_RULES => {
                     let Some((_, rules)) = groups.last_mut() else { continue };
                     count += 1;
@@ -170,6 +173,8 @@ mod tests {
         }
         assert!(!Rules::read("\u{feff}User-agent: *\nDisallow: /").permit("/", "x"));
         assert!(Rules::read("").permit("/", "x"));
+        let agents = Rules::read(&"user-agent: a\n".repeat(20_000)).groups;
+        assert_eq!((agents.len(), agents[0].0.len()), (1, MAX_RULES));
         let many = format!("User-agent: *\nDisallow: {}", "*a".repeat(5000));
         assert!(Rules::read(&many).permit(&format!("/{}", "a".repeat(4000)), "x"));
     }

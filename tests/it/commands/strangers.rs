@@ -104,6 +104,18 @@ async fn a_list_of_something_else_or_without_an_end_is_unexpected() {
 }
 
 #[tokio::test]
+async fn a_check_escapes_what_a_service_at_its_address_says() {
+    let dir = directory(&[]);
+    let due = json!({"file": "a\u{1b}[2J", "error": "has changed since the start"});
+    let stranger =
+        Stranger::start("application/json", json!({"definitions": [due]}).to_string()).await;
+    let address = stranger.0.replace("http://", "");
+    let done = toolloop(dir.path(), &["check", "--listen", &address]).await;
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    assert!(done.out.contains("a\\u{1b}[2J has changed"), "{}", done.out);
+}
+
+#[tokio::test]
 async fn an_empty_audit_log_of_a_service_is_verified() {
     let dir = directory(&[]);
     let empty = json!({"data": [], "next_cursor": null});

@@ -16,6 +16,7 @@ on_both! {
     late_records_do_not_close_others_again,
     records_of_one_instant_are_closed_once,
     two_replicas_close_each_stretch_once,
+    a_record_that_is_written_long_after_its_decision_is_no_fault,
     late_records_that_are_too_old_stay_outside,
     retention_deletes_whole_stretches,
     retention_leaves_records_that_are_not_closed,
@@ -278,15 +279,47 @@ async fn late_records_are_closed_with_the_next(db: Db) {
     assert_eq!(close(&db, 10).await, 0);
 }
 
+/// Writes a record of a decision that was made so much earlier.
+async fn write_late(db: &Db, late: TimeDelta) -> DateTime<Utc> {
+    let mut script = Script::owned();
+    let mut first = script.start();
+    let at = now() - late;
+    first.audit = vec![AuditRecord { at, ..audited(&call("file_ops", "{}"), "allowed") }];
+    db.commit("me", &first).await;
+    at
+}
+
+/// Gives the newest record another time, as only a person with access to the database can.
+async fn date_newest(db: &Db, at: DateTime<Utc>) {
+    let micros = at.timestamp_micros();
+    let at = match db.store.kind() {
+        "postgres" => format!("timestamptz 'epoch' + {micros} * interval '1 microsecond'"),
+        _ => micros.to_string(),
+    };
+    let newest = "(SELECT id FROM audit_log ORDER BY at DESC, id DESC LIMIT 1)";
+    db.execute(&format!("UPDATE audit_log SET at = {at} WHERE id = {newest}")).await;
+}
+
+/// E.g. of a request early in a long call, or of a run that waited for the store.
+async fn a_record_that_is_written_long_after_its_decision_is_no_fault(db: Db) {
+    write(&db, 10).await;
+    assert_eq!(close(&db, 20).await, 2);
+    let decided_at = write_late(&db, TimeDelta::hours(5)).await;
+    assert_eq!(faults(&db).await, [], "it is of the time at which it was written");
+    assert_eq!(close(&db, 20).await, 1);
+    assert_eq!(faults(&db).await, []);
+    let rows = db.store.audit(TENANT, &AuditFilter::default(), &page(1, None)).await.unwrap();
+    assert_eq!(rows[0].decided_at, Some(decided_at));
+    assert!(now() - rows[0].at < TimeDelta::hours(1), "{rows:?}");
+}
+
 async fn late_records_that_are_too_old_stay_outside(db: Db) {
     write(&db, 10).await;
     assert_eq!(close(&db, 20).await, 2);
     for (hours, is_closed) in [(2, false), (0, true)] {
-        let mut late = Script::owned();
-        let mut first = late.start();
         let at = checked(&db).await[0].stretch.first_at - TimeDelta::hours(hours);
-        first.audit = vec![AuditRecord { at, ..audited(&call("file_ops", "{}"), "allowed") }];
-        db.commit("me", &first).await;
+        write(&db, 1).await;
+        date_newest(&db, at).await;
         assert_eq!(close(&db, 20).await, usize::from(is_closed), "{hours}");
         let found = faults(&db).await;
         assert!(found.len() == 1 && found[0].1.contains("1 records"), "{found:?}");
@@ -512,11 +545,8 @@ async fn late_and_repeated_closing_is_reported(db: Db) {
         let late = checked(db).await.into_iter().filter(|it| it.closed_late);
         late.map(|it| it.stretch.number).collect::<Vec<_>>()
     };
-    let mut script = Script::owned();
-    let mut old = script.start();
-    let at = now() - TimeDelta::hours(3);
-    old.audit = vec![AuditRecord { at, ..audited(&call("file_ops", "{}"), "allowed") }];
-    db.commit("me", &old).await;
+    write(&db, 1).await;
+    date_newest(&db, now() - TimeDelta::hours(3)).await;
     assert_eq!(close(&db, 1).await, 2);
     assert_eq!((late(&db).await, faults(&db).await), (vec![1], vec![]));
     write(&db, 2).await;

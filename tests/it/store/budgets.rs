@@ -14,6 +14,7 @@ on_both! {
     parallel_runs_never_overspend,
     a_refusal_names_the_cap_and_takes_nothing,
     a_run_reserves_in_all_budgets_above_it_or_in_none,
+    what_is_taken_anyway_is_reserved_beyond_what_is_left,
     settling_states_totals_and_may_be_repeated,
     a_budget_is_opened_once,
     a_run_outside_of_a_tree_is_granted_everything,
@@ -186,6 +187,21 @@ async fn a_run_reserves_in_all_budgets_above_it_or_in_none(db: Db) {
     for of in [root, middle] {
         assert_eq!(budget(&db, of).await.reserved, NONE, "{of}");
     }
+}
+
+async fn what_is_taken_anyway_is_reserved_beyond_what_is_left(db: Db) {
+    let (root, run, other) = (driven(&db).await, driven(&db).await, driven(&db).await);
+    open(&db, root, CAPS, iteration(900)).await;
+    assert!(db.store.reserve_beyond((&[root], run), ME, iteration(300)).await.unwrap());
+    assert_eq!(budget(&db, root).await.reserved, iteration(300));
+    let more = reserve(&db, root, other, iteration(50)).await;
+    assert!(matches!(more, Reserved::Refused(refusal) if refusal.may_settle()), "{more:?}");
+    settle(&db, root, run, iteration(150), true).await;
+    let more = reserve(&db, root, other, iteration(50)).await;
+    assert!(matches!(more, Reserved::Refused(refusal) if refusal.used == 1050), "{more:?}");
+    let former = Ownership { owner: "another", epoch: 1 };
+    assert!(!db.store.reserve_beyond((&[root], other), former, iteration(1)).await.unwrap());
+    assert_eq!(budget(&db, root).await.reserved, NONE);
 }
 
 async fn settling_states_totals_and_may_be_repeated(db: Db) {

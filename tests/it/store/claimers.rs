@@ -11,6 +11,7 @@ use crate::fault_rounds::rounds;
 on_both! {
     of_eight_concurrent_claims_one_gets_the_run,
     runs_that_a_claimant_leaves_are_taken_by_another,
+    a_tenant_whose_runs_cannot_be_claimed_stops_no_other,
     a_clock_that_is_set_back_delays_no_run_without_a_start_time,
 }
 
@@ -74,6 +75,23 @@ async fn runs_that_a_claimant_leaves_are_taken_by_another(db: Db) {
     let claimed = db.store.claim("other", 9, "").await.unwrap();
     let claimed: BTreeSet<_> = claimed.iter().map(|it| it.run.id).collect();
     assert_eq!(claimed, BTreeSet::from(excluded));
+}
+
+async fn a_tenant_whose_runs_cannot_be_claimed_stops_no_other(db: Db) {
+    for tenant in ["a", "b", "c"] {
+        let mut script = Script::queued();
+        script.caller = Arc::new(Caller { tenant: tenant.into(), ..Caller::clone(&script.caller) });
+        db.commit("me", &script.start()).await;
+    }
+    // There is no next epoch.
+    db.execute(&format!("UPDATE runs SET epoch = {} WHERE tenant = 'a'", i64::MAX)).await;
+    let claimed = db.store.claim("me", 9, "").await.unwrap();
+    assert_eq!(claimed.iter().map(|it| &*it.run.tenant).collect::<Vec<_>>(), ["b", "c"]);
+    let mut last_served = String::new();
+    let mut running = db.store.running(RunLimits::default()).await.unwrap();
+    let claim = db.store.claim_within("me", 9, &mut last_served, &mut running);
+    assert!(claim.await.is_err(), "nothing else is left");
+    assert_eq!(last_served, "a", "the next claim begins behind it");
 }
 
 async fn a_clock_that_is_set_back_delays_no_run_without_a_start_time(db: Db) {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use toolloop::store::{CancelOutcome, Swept};
 
 use super::*;
@@ -12,6 +13,7 @@ on_both! {
     cancelling_a_run_cancels_its_children,
     cancelling_a_run_that_cannot_be_read_cancels_its_children,
     ancestors_are_told_from_the_root_on,
+    parents_in_a_circle_are_followed_once,
     a_descendant_that_cannot_be_read_hides_no_other,
     a_sweep_cancels_children_of_ended_runs,
 }
@@ -117,6 +119,28 @@ async fn ancestors_are_told_from_the_root_on(db: Db) {
     assert_eq!(above(TENANT, grandchild.id).await.unwrap(), expected);
     assert!(above(TENANT, root.id).await.unwrap().is_empty());
     assert!(above("other", grandchild.id).await.unwrap().is_empty());
+}
+
+/// Only in damaged rows; no statement may go round in it.
+async fn parents_in_a_circle_are_followed_once(db: Db) {
+    let mut root = Script::owned();
+    let mut child = child_of(&root, RunStatus::Running);
+    let mut grandchild = child_of(&child, RunStatus::Running);
+    for script in [&mut root, &mut child, &mut grandchild] {
+        db.commit("me", &script.start()).await;
+        db.commit("me", &script.write(vec![completed(json!(1))])).await;
+    }
+    let circle = format!("UPDATE runs SET parent_run_id = '{}' WHERE id = '{}'", child.id, root.id);
+    db.execute(&circle).await;
+    let mut above = db.store.ancestors(TENANT, grandchild.id).await.unwrap();
+    above.sort_unstable();
+    let mut expected = vec![(root.id, "reader".to_owned()), (child.id, "reader".to_owned())];
+    expected.sort_unstable();
+    assert_eq!(above, expected);
+    let above = db.store.ancestors(TENANT, child.id).await.unwrap();
+    assert_eq!(above, [(root.id, "reader".to_owned())]);
+    let later = now() + TimeDelta::seconds(1);
+    assert_eq!(db.store.delete_ended(later, 9, &no_files).await.unwrap(), 3);
 }
 
 async fn a_descendant_that_cannot_be_read_hides_no_other(db: Db) {

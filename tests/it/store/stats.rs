@@ -1,7 +1,7 @@
 //! Sums over runs: calls by tool, tokens by day, agent and model.
 
 use chrono::TimeDelta;
-use toolloop::store::{StatsFilter, ToolStats};
+use toolloop::store::{StatsFilter, ToolStats, UsageCursor, UsageStats};
 
 use super::*;
 
@@ -87,6 +87,20 @@ async fn tokens_are_counted_by_day_agent_and_model(db: Db) {
     assert!(rows.iter().all(|row| row.model == "openai/gpt"));
     assert_eq!((rows[0].usage.input_tokens, rows[0].usage.output_tokens), (300, 60));
     assert_eq!((rows[0].usage.cost_micro_usd, rows[1].usage.cost_micro_usd), (Some(21), None));
+
+    // Rows that come before a page do not move it.
+    let position = |row: &UsageStats| {
+        let UsageStats { day, agent, model, .. } = row.clone();
+        UsageCursor { day, agent, model }
+    };
+    let mut first = Script::with(|new| new.agent = "a".into());
+    db.commit("me", &first.start()).await;
+    db.commit("me", &first.write(vec![responded(1, &[])])).await;
+    for (place, row) in rows.iter().enumerate() {
+        let page = page(1, Some(position(row)));
+        let next = db.store.usage_stats(TENANT, &all(), &page).await.unwrap();
+        assert_eq!(next.first(), rows.get(place + 1), "after {row:?}");
+    }
 }
 
 async fn only_selected_runs_are_counted(db: Db) {

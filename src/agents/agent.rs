@@ -178,7 +178,7 @@ impl Agent {
     /// A proposed output as the contract's template shows it; `None` without one.
     ///
     /// # Errors
-    /// [`PromptError`] where the template asks for what the output lacks, or runs away.
+    /// [`PromptError`] where the template asks for what the output lacks, or exceeds its bounds.
     pub fn reflected(&self, output: &Value, inputs: &Value) -> Option<Result<String, PromptError>> {
         self.definition.output.as_ref()?.reflection.as_ref()?.template.as_ref()?;
         Some(self.templates.reflection(&self.definition, output, inputs))

@@ -24,8 +24,8 @@ use crate::run::Delegation;
 
 /// Bytes of a definition at most.
 const MAX_FILE: u64 = 1024 * 1024;
-/// All definitions together may have this fraction (1/`PARTS`) of a part of the memory limit: each is held as its text, as the
-/// snapshot of runs and as its compiled templates.
+/// All definitions together may have this fraction (1/`PARTS`) of a part of the memory limit: each is in memory
+/// as its text, as the snapshot of runs and as its compiled templates.
 const PARTS: u64 = 2;
 /// A younger file is read again: file systems with coarse clocks may stamp two versions alike.
 const MIN_AGE: Duration = Duration::from_secs(2);

@@ -58,7 +58,7 @@ pub struct Definition {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(length(min = 1, max = 256)), length(max = 64), extend("uniqueItems" = true))]
     pub models: Vec<String>,
-    /// Template over `inputs` and `agent`.
+    /// Template over `inputs`, `agent`, `skills` and `memory`.
     #[serde(default, deserialize_with = "yaml::text")]
     pub instructions: String,
     /// Template of the first user message; absent: the inputs as JSON.

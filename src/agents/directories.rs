@@ -9,7 +9,7 @@ use uuid::Uuid;
 const RUN: &str = "{run_id}";
 const SESSION: &str = "{session_id}";
 
-/// The directory of a run's files. A run without a session has the place of a session to itself.
+/// The directory of a run's files. For a run without a session, `{session_id}` is a directory of its own.
 pub fn directory_of(workspace: &str, run: Uuid, session: Option<&str>) -> String {
     let workspace = workspace.replace(RUN, &format!("r-{run}"));
     if workspace.contains(SESSION) {

@@ -65,7 +65,7 @@ pub struct Background {
     pub active: Vec<ActiveSkill>,
     /// What is recalled of earlier runs, the most relevant first.
     pub memories: Vec<String>,
-    /// What the run has read so.
+    /// The labels of the inputs, and of what is added to them.
     pub labels: Labels,
     /// What is suspicious about the inputs and the memories.
     pub warnings: Vec<ScanWarned>,
@@ -83,7 +83,7 @@ pub struct ActiveSkill {
 }
 
 impl ActiveSkill {
-    /// One of the run that starts this one: its bounds hold, its instructions are not for this run.
+    /// A skill of the parent run: its bounds apply, and its instructions are left out.
     pub fn inherited(bounds: SkillActivated) -> Self {
         let bounds = SkillActivated { inherited: true, ..bounds };
         Self { bounds, instructions: String::new() }
@@ -187,7 +187,7 @@ fn describe(error: TemplateError) -> String {
 /// Renders the opening.
 ///
 /// # Errors
-/// The inputs lack what a template asks for, or a template runs away.
+/// The inputs lack what a template asks for, or a template exceeds its bounds.
 pub fn opening(
     agent: &Agent,
     inputs: &Value,
@@ -362,7 +362,7 @@ fn skills(background: &Background, terms: &Terms<'_>) -> String {
     text
 }
 
-/// What is recalled is as little to be obeyed as what a tool returns.
+/// Recalled texts are data, as results of tools are, and no instructions.
 fn memory(memories: &[String]) -> String {
     if memories.is_empty() {
         return String::new();

@@ -481,6 +481,10 @@ fn errors_outside_the_file_name_the_variable_or_flag() {
             "environment variable TOOLLOOP_SERVER__LISTEN: server.listen: \"…\" is not an IP address and a port",
         ),
         (
+            ("TOOLLOOP_SERVER__LISTEN__X", "y"),
+            "environment variable TOOLLOOP_SERVER__LISTEN__X: server.listen: invalid type: map",
+        ),
+        (
             ("TOOLLOOP_SERVER__LISTN", "x"),
             "environment variable TOOLLOOP_SERVER__LISTN: server.listn: unknown key",
         ),

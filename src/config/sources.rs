@@ -214,6 +214,9 @@ impl Sources {
         for (depth, segment) in path.iter().enumerate() {
             if !node.is_object() {
                 *node = Value::Object(Map::new());
+                // Errors about the section are now errors of this origin, which replaced its plain value.
+                let key = path.get(..depth).unwrap_or_default().join(".");
+                self.origins.insert(key, origin.clone());
             }
             let Value::Object(object) = node else { return };
             node = object.entry(segment.clone()).or_insert_with(|| {

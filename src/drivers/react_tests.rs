@@ -246,7 +246,7 @@ fn a_decision_is_kept_as_it_was_written_and_its_thought_as_text() {
     let text = format!("Well:\n```json\n{decision}\n```");
     let ask = agent.ask(ToolChoice::Auto);
     let reading = agent.read(&REACT, &ask, &text, FinishReason::Stop);
-    assert!(reading.undecided.is_some(), "a number that nobody can read: {reading:?}");
+    assert!(reading.undecided.is_some(), "a number that cannot be read: {reading:?}");
 
     let decision = decision.replace("1e400", "1.50");
     let text = format!("Well:\n```json\n{decision}\n```");

@@ -2,7 +2,8 @@
 //!
 //! They get `{output, inputs, run_id}`. Their answers are trusted, but bounded in time and size. Redirects
 //! are not followed, and proxy settings of the environment are ignored. A validator that failed temporarily
-//! is asked again. Addresses and causes of errors are logged, and not shown to clients or models.
+//! is asked again. Addresses and causes of errors are logged, and not shown to clients or models. Nor are
+//! secrets that the service was given, where an answer repeats them.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::agents::definition::ValidatorSection;
-use crate::bounds::json;
-use crate::bounds::secrets;
+use crate::bounds::json::{self, Unreadable};
+use crate::bounds::secrets::{self, without_known_secrets};
 use crate::event::ValidationError;
 use crate::tls;
 
@@ -165,11 +166,8 @@ impl Handlers {
     ) -> Result<String, String> {
         let body = json!({"output": output, "inputs": inputs, "run_id": run_id});
         let answer = self.ask(url, timeout, &body, run_id).await;
-        let text = answer.and_then(|(is_json, text)| {
-            if !is_json {
-                return Ok(String::from_utf8_lossy(&text).into_owned());
-            }
-            json::read::<Shown>(&text).map(|shown| shown.content).map_err(|error| {
+        let text = answer.and_then(|(is_json, answer)| {
+            shown(is_json, &answer).map_err(|error| {
                 tracing::warn!(%run_id, url, %error, "the reflection's answer is not understood");
                 HandlerError::NotUnderstood
             })
@@ -230,6 +228,16 @@ async fn read(mut response: Response, url: &str, run_id: Uuid) -> Result<Vec<u8>
     }
 }
 
+/// The text that the model reads of a reflection's answer.
+fn shown(is_json: bool, answer: &[u8]) -> Result<String, Unreadable> {
+    let text = if is_json {
+        json::read::<Shown>(answer)?.content
+    } else {
+        String::from_utf8_lossy(answer).into_owned()
+    };
+    Ok(without_known_secrets(&text).into_owned())
+}
+
 fn complaints(said: Vec<Complaint>) -> Vec<ValidationError> {
     let error = |complaint| {
         let (pointer, message) = match complaint {
@@ -246,12 +254,37 @@ fn complaints(said: Vec<Complaint>) -> Vec<ValidationError> {
     errors
 }
 
-/// Without NUL characters, which no store takes, and without a part of a secret at its end.
+/// Without NUL characters, which no store takes, without secrets that the service was given, and without a part
+/// of another one at its end.
 fn shortened(mut text: String) -> String {
     text.retain(|c| c != '\0');
+    let mut text = without_known_secrets(&text).into_owned();
     if text.len() > MAX_MESSAGE {
         text.truncate(secrets::head(&text, MAX_MESSAGE).len());
         text.push('…');
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_that_the_service_was_given_are_not_shown() {
+        secrets::remember(["endpoints-own-secret".to_owned()]);
+        let text = "it got endpoints-own-secret";
+        let expected = "it got [redacted]";
+        let json = json!({"content": text}).to_string();
+        for (is_json, answer) in [(true, json.as_str()), (false, text)] {
+            assert_eq!(shown(is_json, answer.as_bytes()).unwrap(), expected);
+        }
+        let placed = Complaint::Placed { pointer: Some(text.into()), message: text.into() };
+        for error in complaints(vec![Complaint::Text(text.into()), placed]) {
+            assert_eq!(error.message, expected);
+            assert!(error.pointer.is_empty() || error.pointer == expected);
+        }
+        let cut = format!("{}endpoints-own-secret", "x".repeat(MAX_MESSAGE - 10));
+        assert!(!shortened(cut).contains("endpoints"));
+    }
 }

@@ -25,6 +25,9 @@ pub const OUTPUT_ACCEPTED: &str = "The output was accepted.";
 /// The result of an output call that a later one replaced.
 pub const OUTPUT_SUPERSEDED: &str = "Not validated: a later call proposed another output.";
 
+/// The result of an output or submit call of a response that was answered without it.
+pub const LEFT_OPEN: &str = "Not validated: the response was answered without this call.";
+
 /// The result of a call that was open when the run ended.
 pub const RUN_ENDED: &str = "Error: not executed, the run ended first.";
 

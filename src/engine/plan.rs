@@ -179,15 +179,16 @@ impl Plan {
     #[must_use]
     pub fn informed(mut self, router: &Router) -> Self {
         let has_cost = self.rules.budget.max_cost_usd.is_some();
+        let of_answer = self.answer.iter().flat_map(|answer| &answer.models);
+        let others = of_answer.filter(|model| !self.models.contains(model));
+        let models: Vec<&String> = self.models.iter().chain(others).collect();
         if has_cost {
-            let of_answer = self.answer.iter().flat_map(|answer| &answer.models);
-            let models = self.models.iter().chain(of_answer);
-            let prices = models.map(|model| router.resolve(model).ok()?.price);
+            let prices = models.iter().map(|model| router.resolve(model).ok()?.price);
             self.rules.price = prices.reduce(|a, b| Some(a?.dearest(b?))).flatten();
         }
         let tokens = |model: &str| router.resolve(model).ok()?.capabilities.context_window;
         let windows =
-            self.models.iter().map(|model| Window { model: model.clone(), tokens: tokens(model) });
+            models.into_iter().map(|model| Window { model: model.clone(), tokens: tokens(model) });
         self.rules.windows = windows.collect();
         if has_cost
             || self.rules.budget.max_total_tokens.is_some()

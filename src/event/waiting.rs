@@ -118,6 +118,10 @@ pub struct ApprovalBasis {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub tool_hash: Option<String>,
+    /// SHA-256 of what the call would do, if that is too much to be recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub actions_hash: Option<String>,
     /// What the run had read.
     #[serde(default, skip_serializing_if = "Labels::are_none")]
     #[schema(value_type = Vec<Label>)]

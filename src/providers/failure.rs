@@ -100,6 +100,17 @@ pub(super) fn read_body(body: &[u8]) -> Reported {
     }
 }
 
+/// Reads an error within an answer or a stream. If it has no status, that of its code.
+pub(super) fn read_embedded(body: &[u8]) -> Reported {
+    let reported = read_body(body);
+    let of_code = match reported.code.as_deref() {
+        Some("rate_limit_exceeded") => Some(429),
+        Some("invalid_prompt" | "invalid_request_error") => Some(400),
+        _ => None,
+    };
+    Reported { status: reported.status.or(of_code), ..reported }
+}
+
 /// The kind of a failure from its status, the provider's code and, for servers without codes, its
 /// message.
 pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> FailureKind {

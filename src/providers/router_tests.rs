@@ -508,7 +508,7 @@ async fn a_probe_that_is_given_up_or_takes_long_holds_nobody_up() {
         tokio::time::timeout(second * 9, ask(&router, &["p/a"], 0, None)),
         tokio::time::timeout(second * 9, waits)
     );
-    assert!(probe.is_err() && waited.is_err(), "nobody answers");
+    assert!(probe.is_err() && waited.is_err(), "no server answers");
     assert_eq!((asked(), began.elapsed().as_secs()), (9, 9));
 }
 

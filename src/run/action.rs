@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use url::Url;
 use utoipa::ToSchema;
 
@@ -118,6 +119,26 @@ impl Action {
 
     /// The actions as the journal keeps them: all, or none where they are too large for an event.
     pub fn recorded(actions: &Arc<[Self]>) -> Arc<[Self]> {
+        if Self::are_too_large(actions) { Arc::default() } else { Arc::clone(actions) }
+    }
+
+    /// The hash of actions that are too large for an event.
+    pub fn hash_of_unrecorded(actions: &[Self]) -> Option<String> {
+        Self::are_too_large(actions).then(|| Self::hash_of(actions))
+    }
+
+    /// SHA-256 of the actions, without how many lines they change.
+    pub fn hash_of(actions: &[Self]) -> String {
+        let mut hash = Sha256::new();
+        for action in actions {
+            let action = Self { lines: 0, ..action.clone() };
+            hash.update(serde_json::json!(action).to_string());
+            hash.update("\n");
+        }
+        hex::encode(hash.finalize())
+    }
+
+    fn are_too_large(actions: &[Self]) -> bool {
         let size = |action: &Self| {
             let made = action.makes.iter().map(String::len).sum::<usize>();
             made + match &action.what {
@@ -129,8 +150,7 @@ impl Action {
                 }
             } + 64
         };
-        let total = actions.iter().map(size).sum::<usize>();
-        if total > MAX_RECORDED { Arc::default() } else { Arc::clone(actions) }
+        actions.iter().map(size).sum::<usize>() > MAX_RECORDED
     }
 }
 
@@ -229,6 +249,21 @@ mod tests {
     }
 
     #[test]
+    fn a_hash_tells_actions_apart_whatever_lines_they_change() {
+        let write = |path: &str, lines| Action {
+            lines,
+            ..Action::new(ActionKind::Write { path: path.into() }, Effect::Once)
+        };
+        let hash = Action::hash_of(&[write("a", 1), write("b", 1)]);
+        assert_eq!(Action::hash_of(&[write("a", 2), write("b", 3)]), hash);
+        for other in [vec![write("a", 1)], vec![write("a", 1), write("c", 1)]] {
+            assert_ne!(Action::hash_of(&other), hash);
+        }
+        let destructive = Action { destructive: true, ..write("b", 1) };
+        assert_ne!(Action::hash_of(&[write("a", 1), destructive]), hash);
+    }
+
+    #[test]
     fn actions_too_large_for_an_event_are_not_recorded() {
         let reads = |count: usize| -> Arc<[Action]> {
             let read = Action::new(ActionKind::Read { path: "p".repeat(100) }, Effect::Read);
@@ -236,5 +271,8 @@ mod tests {
         };
         assert_eq!(Action::recorded(&reads(300)).len(), 300);
         assert_eq!(Action::recorded(&reads(1_000)).len(), 0);
+        assert_eq!(Action::hash_of_unrecorded(&reads(300)), None);
+        let many = reads(1_000);
+        assert_eq!(Action::hash_of_unrecorded(&many), Some(Action::hash_of(&many)));
     }
 }

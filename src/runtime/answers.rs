@@ -54,7 +54,7 @@ pub enum AnswerError {
     /// There is no pending request of this kind, or no longer.
     #[error("{0}")]
     NotPending(String),
-    /// The edited arguments miss the tool's schema; pointers are into the request body.
+    /// The edited arguments do not match the tool's schema; pointers are into the request body.
     #[error("the arguments do not match the tool's schema")]
     InvalidArguments(Vec<ValidationError>),
     /// The caller lacks this scope.

@@ -62,8 +62,8 @@ impl StreamItem {
         )
     }
 
-    /// Whether this is a piece of an answer that is known whole to a reader of all events up to number `seen`.
-    /// What withdraws the pieces before it is never late.
+    /// Whether this is a piece of an answer that a reader of all events up to number `seen` has as a whole. A
+    /// piece that withdraws those before it is never late.
     pub(super) fn is_late(&self, seen: i64) -> bool {
         let Self::Delta(after, _, delta) = self else { return false };
         *after < seen && !matches!(delta.piece, Piece::Restarted(_))

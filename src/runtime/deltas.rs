@@ -59,13 +59,14 @@ struct Batch {
 #[derive(Default)]
 struct Gathered {
     deltas: Vec<ModelDelta>,
-    /// What holds back the ends of the texts, by an empty piece of each.
+    /// For each text of the answer, which an empty piece of it identifies: what holds back its end.
     redactors: BTreeMap<ModelDelta, secrets::StreamRedactor>,
     /// Bytes of the answer so far.
     bytes: usize,
     /// The answer became too large to be kept before a follower came. Later followers get it at its end.
     is_given_up: bool,
-    /// Whether the newest piece is one of an answer. It is not where it withdraws those before it: the try has failed.
+    /// Whether the newest piece belongs to an answer. One that withdraws those before it does not: that try has
+    /// failed.
     is_answer: bool,
     /// Whether a task is running that will send them.
     is_timed: bool,

@@ -109,6 +109,9 @@ impl Runtime {
         let prepared =
             loaded.executor.prepare(&pending.call, pending.slot(), &scope, Some(granted)).await;
         match prepared {
+            Ok(Prepared::Ready(ready)) if !ready.names_actions() => {
+                Err(refused("the call would do too much for the approval to name".to_owned()))
+            }
             Ok(Prepared::Ready(ready)) => {
                 match state.over_budget_with(&ready.started().consumes, clock::now()) {
                     None => Ok(Arc::clone(&ready.started().actions)),

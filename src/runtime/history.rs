@@ -108,8 +108,9 @@ pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, StoreError> {
     Ok(sources)
 }
 
-/// One source for the turns that a summary stands for: the oldest, except the run's first message,
-/// behind which it stands where there are more of them than the history.
+/// Replaces the sources of the oldest turns, which a summary replaces, by one source. The run's first message,
+/// which comes after the `history` turns of earlier runs, keeps its own. If the summary also replaces turns
+/// after that message, it comes after it.
 fn summarised(
     sources: Vec<TurnSource>,
     history: usize,

@@ -45,7 +45,7 @@ pub const DEFAULT_TENANT: &str = "default";
 /// The fixed id of the first key: if two replicas start at once, only one of them creates it.
 const FIRST_ID: &str = "bootstrapadmin";
 
-/// The subjects of what is recorded and was done without a key: no key has such an id.
+/// The subjects in records of acts without a key; no key has such an id.
 const OTHER_SUBJECTS: [&str; 3] = ["local", "service", "unknown"];
 
 const ID_BYTES: usize = 9;

@@ -40,8 +40,8 @@ pub(super) struct Queue {
     has_more: AtomicBool,
     /// When it was counted, and the count with later changes.
     backlog: Mutex<Option<(Instant, Backlog)>>,
-    /// Held by the request that counts.
-    counting: AsyncMutex<()>,
+    /// Held by the request that counts: when the last count failed, and why.
+    counting: AsyncMutex<Option<(Instant, StoreError)>>,
     /// Child runs that have ended, or may have, and whose parents are not queued yet.
     ended_children: Mutex<Vec<Uuid>>,
 }
@@ -86,7 +86,7 @@ impl Queue {
     }
 
     /// The backlog as it is known, or as it is counted. Metrics need no key: those who ask at the same time share
-    /// one count.
+    /// one count, or its failure.
     async fn backlog(
         &self,
         count: impl Future<Output = Result<Backlog, StoreError>>,
@@ -94,14 +94,27 @@ impl Queue {
         if let Some(known) = self.known_backlog() {
             return Ok(known);
         }
-        let _turn = self.counting.lock().await;
+        let came = Instant::now();
+        let mut last_failure = self.counting.lock().await;
         if let Some(known) = self.known_backlog() {
             return Ok(known);
         }
+        if let Some((failed, error)) = &*last_failure
+            && *failed > came
+        {
+            return Err(error.clone());
+        }
         let at = Instant::now();
-        let backlog = count.await?;
-        *self.backlog.lock() = Some((at, backlog));
-        Ok(backlog)
+        match count.await {
+            Ok(backlog) => {
+                *self.backlog.lock() = Some((at, backlog));
+                Ok(backlog)
+            }
+            Err(error) => {
+                *last_failure = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
     }
 
     fn note_claimed(&self, by: u64) {
@@ -292,6 +305,21 @@ mod tests {
             assert!(all.into_iter().all(|known| known.is_ok_and(|known| known == backlog)));
             assert_eq!(counted.load(Ordering::Relaxed), counts);
             tokio::time::advance(COUNT_LIFETIME).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_wait_for_a_count_share_its_failure() {
+        let (queue, counted) = (Queue::new(1), AtomicUsize::new(0));
+        let count = || async {
+            counted.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            Err(StoreError::Unavailable("away".to_owned()))
+        };
+        for counts in 1..=2 {
+            let all = join_all((0..100).map(|_| queue.backlog(count()))).await;
+            assert!(all.iter().all(|asked| matches!(asked, Err(StoreError::Unavailable(_)))));
+            assert_eq!(counted.load(Ordering::Relaxed), counts);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Refuses child runs whose provider is known to refuse requests.
 //!
-//! What the router knows of that ends after seconds; within one response of the parent's model it is
-//! remembered, so that a provider which refuses is not asked again by the children of a long batch.
-//! The parent itself goes on, or fails by its own next call where it has the same provider.
+//! The router remembers a refusal for seconds only. Here it is remembered for one response of the parent's
+//! model, so that the children of a long batch do not ask a refusing provider again. The parent itself goes
+//! on; if it has the same provider, its own next call may fail.
 
 use std::collections::HashMap;
 

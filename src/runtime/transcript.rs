@@ -79,7 +79,7 @@ impl Transcript {
                 kept.is_summarised = true;
             }
         }
-        // A summary of more than the history stands behind the run's first message.
+        // A summary of more than the turns of earlier runs comes after the run's first message.
         let behind = if taken.len() > history {
             last.max(read.get(history).copied().unwrap_or(last))
         } else {

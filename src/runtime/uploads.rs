@@ -4,8 +4,8 @@
 //! They are placed when the run is accepted, all of them or none. A file can be copied if the caller can read
 //! it by its owner's route; its content at that moment is copied. A crash between that and the run's first
 //! commit leaves files without a run; the repeated request places them again. Files are recorded in the audit log
-//! before they are placed: a crash leaves none of which the log does not say who sent it. They are taken back if
-//! the request is refused after that, as where another replica was faster in the same session.
+//! before they are placed, so that the log says of each file who sent it, even after a crash. They are taken back
+//! if the request is refused after that, for example because another replica was faster in the same session.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _, Write as _};

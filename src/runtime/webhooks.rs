@@ -179,12 +179,10 @@ impl WebhookSender {
         &self,
         webhooks: &Webhooks,
         delivery: &Delivery,
-        is_unwanted: bool,
+        is_unwanted: Option<bool>,
     ) -> ReceiverState {
         let begun = Instant::now();
-        let Some(tried) = self.try_to_deliver(webhooks, delivery, is_unwanted).await else {
-            return ReceiverState::Unknown;
-        };
+        let tried = self.try_to_deliver(webhooks, delivery, is_unwanted).await;
         let answering = match tried.response_status {
             _ if !tried.was_sent => ReceiverState::Unknown,
             None if begun.elapsed() >= attempt::DEADLINE => ReceiverState::Hangs,
@@ -205,13 +203,13 @@ impl WebhookSender {
         answering
     }
 
-    /// `None` where the event cannot be read now.
+    /// `is_unwanted`: whether the receiver has refused further events of the run, if that is known.
     async fn try_to_deliver(
         &self,
         webhooks: &Webhooks,
         delivery: &Delivery,
-        is_unwanted: bool,
-    ) -> Option<AttemptOutcome> {
+        is_unwanted: Option<bool>,
+    ) -> AttemptOutcome {
         let not_sent = |status, error: &str| AttemptOutcome {
             status,
             response_status: None,
@@ -219,21 +217,29 @@ impl WebhookSender {
             pause: Duration::ZERO,
             was_sent: false,
         };
-        if is_unwanted {
-            let why = "the receiver answered 410 Gone; no more events of this run are sent";
-            return Some(not_sent(DeliveryStatus::Disabled, why));
+        let store_failed = || AttemptOutcome {
+            pause: UNREAD_PAUSE.0,
+            ..not_sent(DeliveryStatus::Pending, "the store is temporarily unavailable")
+        };
+        match is_unwanted {
+            Some(false) => {}
+            Some(true) => {
+                let why = "the receiver answered 410 Gone; no more events of this run are sent";
+                return not_sent(DeliveryStatus::Disabled, why);
+            }
+            None => return store_failed(),
         }
         match self.body_of(delivery).await {
-            Ok(Some(body)) => Some(attempt::attempt(webhooks, delivery, body).await),
-            Ok(None) => Some(not_sent(DeliveryStatus::Failed, "the event was deleted")),
+            Ok(Some(body)) => attempt::attempt(webhooks, delivery, body).await,
+            Ok(None) => not_sent(DeliveryStatus::Failed, "the event was deleted"),
             Err(NoBody::NoMemory) => {
                 let why = "there is no memory for its body yet: other large ones are on their way";
-                Some(not_sent(DeliveryStatus::Pending, why))
+                not_sent(DeliveryStatus::Pending, why)
             }
-            Err(NoBody::Store(error)) if error.is_transient() => None,
+            Err(NoBody::Store(error)) if error.is_transient() => store_failed(),
             Err(NoBody::Store(error)) => {
                 tracing::error!(run_id = %delivery.run_id, %error, "an event cannot be sent");
-                Some(unreadable_outcome(delivery))
+                unreadable_outcome(delivery)
             }
         }
     }
@@ -308,18 +314,30 @@ impl ActiveDeliveries {
                 is_full = true;
                 continue;
             }
-            let claimed = store.claim_deliveries(lane, free, CLAIM_DURATION).await?;
+            let claimed = match store.claim_deliveries(lane, free, CLAIM_DURATION).await {
+                Ok(claimed) => claimed,
+                Err(error) => {
+                    self.last_lane.clone_from(lane); // the next page begins behind it
+                    return Err(error);
+                }
+            };
             is_full |= claimed.len() >= free as usize;
             last_served = if claimed.is_empty() { last_served } else { Some(lane) };
             let runs: BTreeSet<Uuid> = claimed.iter().map(|delivery| delivery.run_id).collect();
             let runs: Vec<Uuid> = runs.into_iter().collect();
             let unwanted = match runs.as_slice() {
-                [] => Vec::new(),
-                runs => store.unwanted_runs(runs).await?,
+                [] => None,
+                runs => {
+                    let unwanted = store.unwanted_runs(runs).await;
+                    let unwanted = unwanted.inspect_err(|error| {
+                        error.log_retry("deliveries that were claimed are sent later");
+                    });
+                    unwanted.ok()
+                }
             };
             for delivery in claimed {
                 self.lanes.enter(lane);
-                let is_unwanted = unwanted.contains(&delivery.run_id);
+                let is_unwanted = unwanted.as_ref().map(|runs| runs.contains(&delivery.run_id));
                 let (sender, webhooks) = (Arc::clone(&self.sender), Arc::clone(&self.webhooks));
                 let sent = delivery.clone();
                 let task = self

@@ -423,13 +423,20 @@ impl Store {
         let mut limit = page.limit;
         loop {
             let rows = self.backend.read(work, query.clone().bind("limit", limit)).await?;
-            let records: Vec<T> = readable(&rows).collect();
+            let mut records: Vec<T> = readable(&rows).collect();
             if records.len() >= page.limit as usize || rows.len() < limit as usize {
+                records.truncate(page.limit as usize);
                 return Ok(records);
             }
-            limit += page.limit - u32::try_from(records.len()).unwrap_or(page.limit);
+            limit = next_limit(limit, records.len());
         }
     }
+}
+
+/// How many rows are read next if so many of `limit` rows can be read. It grows by those that cannot, so that many in
+/// a row are not read again for each page of them.
+fn next_limit(limit: u32, readable: usize) -> u32 {
+    limit.saturating_add(limit.saturating_sub(u32::try_from(readable).unwrap_or(limit)))
 }
 
 /// The columns of requests; arguments of more than `:most` bytes are null.
@@ -519,4 +526,21 @@ pub(super) fn readable<T: Record>(rows: &[Row]) -> impl Iterator<Item = T> {
             None
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_unreadable_rows_take_few_reads() {
+        let (page, unreadable) = (50_u32, 10_000);
+        let (mut limit, mut read) = (page, 0);
+        while limit < unreadable + page {
+            read += limit;
+            limit = next_limit(limit, limit.saturating_sub(unreadable) as usize);
+        }
+        assert!(read < 3 * unreadable, "{read} rows were read");
+        assert_eq!(next_limit(page, 49), 51, "one row in place of the one that cannot be read");
+    }
 }

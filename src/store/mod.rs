@@ -97,7 +97,7 @@ const FORMAT: u32 = 1;
 const WRITE_CHECK_VALID_FOR: Duration = Duration::from_millis(250);
 
 /// What can go wrong with the store.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The store cannot be reached, timed out, or is restarting; the same call may succeed later.
     #[error("the store is unavailable: {0}")]

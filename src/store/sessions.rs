@@ -157,7 +157,7 @@ impl Store {
             all.bind("tenant", tenant).bind("session", session)
         };
         let locked = ids(&tx.run(runs("{for_update}")).await?)?;
-        // Runs that began until all were locked are seen by a statement of its own only.
+        // Only a separate statement sees runs that began before all were locked.
         let rows = tx.run(runs("")).await?;
         if rows.is_empty() {
             tx.commit().await?;

@@ -75,7 +75,7 @@ impl Store {
     }
 }
 
-/// Adds the condition which runs `r` are counted.
+/// Adds the condition that selects the runs `r` that are counted.
 fn counted(query: Query, tenant: &str, filter: &StatsFilter) -> Query {
     query
         .push("r.tenant = :tenant AND r.created_at >= :since AND r.created_at < :until")

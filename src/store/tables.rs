@@ -60,7 +60,7 @@ pub(super) trait Record: Sized {
 ///   column.
 /// - `both Row { column: Type, … }`: one group, which is the record too.
 /// - `part Type { column: Type, … }`: the same for a struct that is declared elsewhere.
-/// - `read Record { column: Type, … }`: what a statement makes up.
+/// - `read Record { column: Type, … }`: the record of a statement whose rows are not those of one table.
 ///
 /// `..part: Type` are the columns of that type.
 macro_rules! table {

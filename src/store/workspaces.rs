@@ -385,7 +385,8 @@ fn object_of(content: Option<&KeptContent>) -> Option<String> {
     }
 }
 
-/// Marks contents as loose that paths referred to until now.
+/// Gives contents that paths referred to until now the state `loose`: they are deleted later, unless a path refers
+/// to them.
 async fn release_objects(tx: &mut dyn Transaction, objects: &[String]) -> Result<(), StoreError> {
     for some in objects.chunks(PAGE as usize) {
         let release = Query::new(

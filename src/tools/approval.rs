@@ -65,9 +65,15 @@ impl GrantedApproval<'_> {
     /// read more since, and its rules judge the call differently because of that.
     pub(super) fn lapsed(&self, gate: &Gate, scopes: &[String], call: &Call<'_>) -> Option<String> {
         let (actions, approved) = (&*call.actions, self.actions);
-        let goes_beyond = actions.len() != approved.len()
-            || actions.iter().zip(approved).any(|(now, approved)| now.goes_beyond(approved));
-        if !approved.is_empty() && goes_beyond {
+        let is_other = if approved.is_empty() {
+            // The hash is of the call with the arguments that were shown.
+            let hash = self.basis.actions_hash.as_ref().filter(|_| self.arguments.is_none());
+            hash.is_some_and(|hash| *hash != Action::hash_of(actions))
+        } else {
+            actions.len() != approved.len()
+                || actions.iter().zip(approved).any(|(now, approved)| now.goes_beyond(approved))
+        };
+        if is_other {
             return Some(format!("{LAPSED}the call would now do something else."));
         }
         let new = call.labels.without(self.basis.labels);
@@ -92,8 +98,10 @@ impl GrantedApproval<'_> {
 pub struct Escalated {
     /// The arguments that a decision is bound to.
     pub arguments: Value,
-    /// What the gate judged.
+    /// What the gate judged; empty if it is too large for an event.
     pub actions: Arc<[Action]>,
+    /// Its hash in that case.
+    pub actions_hash: Option<String>,
     /// Why, in words.
     pub reason: String,
     /// Identifies the tool's declaration; `None` for a tool of the caller.

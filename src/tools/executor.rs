@@ -262,7 +262,8 @@ impl Executor {
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
         let (consumes, shown_arguments) = (Consumption::of(&actions), shown(&arguments, canonical));
         let actions: Arc<[Action]> = actions.into();
-        let recorded = Action::recorded(&actions);
+        let (recorded, actions_hash) =
+            (Action::recorded(&actions), Action::hash_of_unrecorded(&actions));
         let scopes = &scope.caller.scopes;
         let question = Call {
             tool: &call.name,
@@ -318,7 +319,7 @@ impl Executor {
                 let objection = objection.with(outdated.or_else(|| lapsed.clone()));
                 let escalated = escalated(call, objection, arguments, shown_arguments, recorded);
                 let tool_hash = Some(offered.hash.clone());
-                Prepared::Escalated(Escalated { tool_hash, ..escalated })
+                Prepared::Escalated(Escalated { actions_hash, tool_hash, ..escalated })
             }
             Verdict::Stop(objection) => {
                 Prepared::Answered(blocked(call, objection, shown_arguments, recorded))
@@ -348,8 +349,9 @@ impl Executor {
     }
 
     /// The arguments as the interceptors leave them, and what the call would do with them; or the
-    /// call's result. An interceptor that looks at paths sees those of the arguments that the ones
-    /// before it left. Arguments that an approver has edited may be blocked and stay what they are.
+    /// call's result. An interceptor that looks at paths sees the paths of the arguments as the
+    /// interceptors before it left them. Arguments that an approver has edited may be blocked, and are
+    /// never changed.
     async fn intercept(
         &self,
         asked: &CallRequest<'_>,
@@ -394,7 +396,7 @@ impl Executor {
     }
 
     /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own
-    /// errors are results. A call that may be repeated is, as often as its tool's options say.
+    /// errors are results. A call that may be repeated is repeated as often as its tool's options say.
     ///
     /// # Errors
     /// [`FatalToolError`] where the tool says that the service is at fault.

@@ -282,7 +282,8 @@ async fn an_approval_answers_the_question_and_nothing_else() {
         ("not_executed", r#"{"do":"destroy"}"#)
     );
 
-    let basis = ApprovalBasis { tool_hash: escalated.tool_hash, labels: Labels::default() };
+    let tool_hash = escalated.tool_hash;
+    let basis = ApprovalBasis { tool_hash, ..ApprovalBasis::default() };
     let shown = escalated.actions;
     let granted = |arguments| {
         let actions: &[Action] = if Option::is_none(&arguments) { &shown } else { &[] };
@@ -312,11 +313,22 @@ async fn an_approval_answers_the_question_and_nothing_else() {
     // An approval holds for the tool as it was shown, and for what the call would have done.
     let other_tool = ApprovalBasis { tool_hash: Some("other".into()), ..basis.clone() };
     let other = [Action::new(ActionKind::Call { tool: "other".into() }, Effect::Once)];
+    let hashed = |actions: &[Action]| ApprovalBasis {
+        actions_hash: Some(Action::hash_of(actions)),
+        ..basis.clone()
+    };
+    let (unrecorded, other_unrecorded) = (hashed(&shown), hashed(&other));
+    for arguments in [None, Some(&look)] {
+        let granted = GrantedApproval { by: "ann", arguments, basis: &unrecorded, actions: &[] };
+        let held = bench.executor.prepare(&destroy, SLOT, &bench.scope, Some(granted)).await;
+        assert!(matches!(held, Ok(Prepared::Ready(_))), "{held:?}");
+    }
     let changed = "An earlier approval lapsed: the tool's declaration has changed.";
     let does_more = "An earlier approval lapsed: the call would now do something else.";
     for (arguments, basis, actions, why) in [
         (Some(&look), &other_tool, &[][..], changed),
         (None, &basis, other.as_slice(), does_more),
+        (None, &other_unrecorded, &[][..], does_more),
         (Some(&look), &basis, other.as_slice(), does_more),
     ] {
         let granted = GrantedApproval { by: "ann", arguments, basis, actions };

@@ -57,6 +57,11 @@ impl ReadyCall {
         &self.started
     }
 
+    /// Whether its start names what it does, which may be too much for an event.
+    pub fn names_actions(&self) -> bool {
+        self.started.actions.len() == self.permit.actions().len()
+    }
+
     /// The call with the arguments with which it is made.
     pub fn made<'a>(&self, call: &'a ToolCall) -> Cow<'a, ToolCall> {
         RecordedCall::of(&self.started).made(call)

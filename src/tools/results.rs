@@ -304,7 +304,7 @@ pub(super) fn escalated(
 ) -> Escalated {
     let reason = objection.reason.clone();
     let audit = not_executed(call, objection, shown_arguments);
-    Escalated { arguments, actions, reason, tool_hash: None, audit }
+    Escalated { arguments, actions, actions_hash: None, reason, tool_hash: None, audit }
 }
 
 /// The audit record of a call that is not executed, at least not now.

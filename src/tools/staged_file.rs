@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::own_writes;
+use super::own_writes::StagedName;
 use super::staged_bytes::{HeldBytes, TooManyStaged};
 use crate::bounds::off_worker;
 
@@ -31,6 +31,8 @@ pub struct StagedFile {
     dir: Arc<Dir>,
     name: String,
     held: Option<HeldBytes>,
+    /// Dropped after the file is removed.
+    _own: StagedName,
 }
 
 impl StagedFile {
@@ -40,9 +42,9 @@ impl StagedFile {
     /// Errors of the file system.
     pub fn create(dir: &Arc<Dir>) -> io::Result<(Self, File)> {
         let name = format!("{PREFIX}{}.tmp", Uuid::new_v4().simple());
-        own_writes::note(dir, &name);
+        let own = StagedName::at(dir, &name);
         let file = dir.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
-        Ok((Self { dir: Arc::clone(dir), name, held: None }, file))
+        Ok((Self { dir: Arc::clone(dir), name, held: None, _own: own }, file))
     }
 
     /// A file with this text, and with the permissions of the one that it will replace.
@@ -163,6 +165,7 @@ impl StagedFile {
     /// The same for files on file systems without that step.
     fn link_and_replace(&self, dir: &Dir, name: &str) -> io::Result<()> {
         let other = format!("{PREFIX}{}.tmp", Uuid::new_v4().simple());
+        let _own = StagedName::at(&self.dir, &other);
         let is_linked = dir.hard_link(name, &self.dir, &other).is_ok();
         let replaced = self.dir.rename(&self.name, dir, name);
         if is_linked {

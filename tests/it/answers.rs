@@ -1,5 +1,5 @@
-//! Answers that are none, calls that may not be executed, and what is said of a run to those who
-//! look at it or decide on it.
+//! Blank answers of models, calls that may not be executed, and what a run shows to readers and
+//! approvers.
 
 use reqwest::Method;
 use serde_json::{Value, json};

@@ -246,7 +246,7 @@ async fn an_approval_that_is_not_given_in_time_expires(db: Db) {
     let done = ended(&service, &run).await;
     assert_eq!(
         done["output"],
-        json!({"result": "Error: Nobody approved this call in time. Go on without it, and say what could not be done."}),
+        json!({"result": "Error: This call was not approved in time. Go on without it, and say what could not be done."}),
         "{done:#}"
     );
     assert_eq!(file(&service, "notes.txt"), "old\n");

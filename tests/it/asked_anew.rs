@@ -1,6 +1,6 @@
 //! Calls that are asked about anew: an answer is for what the person saw.
 //!
-//! | crossing | test |
+//! | together with | test |
 //! |---|---|
 //! | journal, list of approvals, calls side by side, edited arguments | `a_decision_is_taken_only_for_the_question_that_was_shown` |
 //! | children | `stale_decisions_on_a_childs_call_are_refused` |

@@ -1,6 +1,6 @@
 //! The audit log through the API and the command line: its chain, its export, what each record names.
 //!
-//! | crossing | test |
+//! | together with | test |
 //! |---|---|
 //! | API, command line, both stores, signatures | `the_chain_is_verified_where_it_is_asked_for` |
 //! | tenants, scopes | the same |

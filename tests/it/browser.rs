@@ -1,6 +1,6 @@
 //! The tool `browser`: pages in a Chromium, for agents that are allowed their hosts.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | journal, budget, audit, files of a run | `a_page_is_opened_read_filled_in_and_pictured` |
 //! | cancel, end of a run | `a_page_ends_with_its_call_and_its_run` |
@@ -370,7 +370,7 @@ async fn a_screenshot_is_shown_in_the_console() {
     let run = service.run("surfer", &json!({})).await;
     let browser = chromium::Chromium::start().await;
     browser.open(&service.url(&format!("/console#/runs/{}", id(&run)))).await;
-    // A call is drawn anew with each of its events: it is opened when there are no more.
+    // A call is redrawn with each of its events, so it is opened after the last one.
     browser.until("document.querySelector('.end.completed')").await;
     browser.until_eq("document.querySelectorAll('details.call').length", 2).await;
     browser.eval("document.querySelectorAll('details.call')[1].open = true").await;

@@ -1,4 +1,4 @@
-//! Runs that share the one browser: what one of them waits for is not what the others wait for.
+//! Runs that share the one browser: none has to wait for what another one waits for.
 
 use rustix::process::Signal;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! On whose terms a run is started: queued, waited for a while, once however often it is asked for.
+//! How a request may start a run: queued, waited for up to a time, once for each idempotency key.
 
 use reqwest::Method;
 use serde_json::{Value, json};

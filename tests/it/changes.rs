@@ -1,12 +1,12 @@
 //! What runs change in their workspace: patches, and the record of every change, on both stores.
 //!
-//! Crossings. Gate: every path of a patch is judged, deleting asks under `supervised` (here). Budgets:
+//! With other features. Gate: every path of a patch is judged, deleting asks under `supervised` (here). Budgets:
 //! lines and files of a patch are counted before it is applied (here). Crash at any commit: no change
 //! goes unmentioned (here). Parked runs: an approved patch is applied once (here). Tenants and scopes:
 //! 404 and 403 (here). Retries, cancel, timeout: a call that was given up is listed with unknown
 //! counts. Children: their changes are listed at their own run. Other replica: the journal is shared.
-//! Streaming: the events carry the changes. Sessions, skills, dry run: nothing of their own. Console,
-//! command line: not shown yet; generated clients have the route from the document.
+//! Streaming: the events carry the changes. Sessions, skills, dry run: nothing of their own. Console:
+//! `console_work.rs`; command line: nothing; generated clients have the route from the document.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -5,7 +5,7 @@
 //! for that long, from a seed that it prints (`TOOLLOOP_CHAOS_SEED` repeats its decisions; what
 //! they meet depends on the machine).
 //!
-//! Crossings: a run has effects of each kind, a child, an approval, a stream that changes replicas,
+//! With other features: a run has effects of each kind, a child, an approval, a stream that changes replicas,
 //! perhaps a cancel; SQLite has one process, PostgreSQL three. Budgets are shared by the tree.
 //! Sessions, skills and client tools: `crashes`, which dies at every commit of a run that has them.
 

@@ -114,7 +114,7 @@ impl Chromium {
         before
     }
 
-    /// Goes to another tab; the one that it was before.
+    /// Switches to another tab; returns the previous one.
     pub(crate) async fn switch_tab(&mut self, tab: String) -> String {
         let before = std::mem::replace(&mut self.session, tab);
         self.call("Page.bringToFront", json!({})).await;

@@ -1,5 +1,5 @@
-//! What a claimed run needs no place for: it is cancelled, reviewed or failed while all workers are
-//! busy; a journal that cannot be read fails its own run and nothing else.
+//! Claimed runs that need no slot: they are cancelled, reviewed or failed while all workers are busy.
+//! A journal that cannot be read fails its own run and nothing else.
 
 use std::time::Duration;
 

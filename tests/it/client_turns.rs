@@ -1,7 +1,7 @@
-//! When the caller is asked for a call of its tools: with those before it where these are its own,
-//! too, and nothing that they bring can change what the rules say; else when its turn has come.
+//! When the caller is asked to execute a call of its tools: together with the calls before it if these are
+//! of its tools, too, and their results cannot change the decision on it; else when its turn has come.
 //!
-//! | crossing | what holds |
+//! | together with | what holds |
 //! |---|---|
 //! | approvals | calls that need one are asked for at once, before a skill is read; they are judged again when they are due |
 //! | crash, other replica | what is asked for later is asked by who drives the run then |

@@ -6,7 +6,7 @@
 //! sandbox is left. In both cases nothing outside of what the rules give may be read, changed or
 //! reached. ⏎ and ␍ in the corpora are line ends.
 //!
-//! Crossings: the tool is tried here without a run; runs, parking, cancels, crashes, replicas and
+//! With other features: the tool is tried here without a run; runs, parking, cancels, crashes, replicas and
 //! budgets are in `shell_stories.rs`.
 
 use std::collections::BTreeMap;

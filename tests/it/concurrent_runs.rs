@@ -1,4 +1,4 @@
-//! How many runs a replica drives at once: each has a place, whatever way it came.
+//! How many runs a replica drives at once: each has a slot, however it was started.
 
 use std::collections::BTreeSet;
 

@@ -88,7 +88,7 @@ fn id(run: &Value) -> &str {
     run["run_id"].as_str().unwrap()
 }
 
-/// How many answers the page has had from addresses that end so.
+/// How many responses the page has received from addresses with this end.
 fn loads(end: &str) -> String {
     format!(
         "performance.getEntriesByType('resource').filter((e) => e.name.endsWith('{end}')).length"

@@ -1,7 +1,7 @@
 //! A run while it goes on, in a real browser: text that is being written, long runs, lost
 //! connections, and every type of event.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | the first answer of a run that the form starts | `an_answer_is_one_text_that_grows` |
 //! | a connection that breaks within an answer | `a_broken_connection_costs_no_step` |

@@ -1,6 +1,6 @@
 //! Signing in to the console: one cookie for all tabs, which other sites and scripts cannot use.
 //!
-//! | met by | |
+//! | together with | test |
 //! |---|---|
 //! | replicas, restarts | `signing_out_ends_the_session_everywhere` |
 //! | streams | `signing_out_ends_the_session_everywhere` |

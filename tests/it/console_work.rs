@@ -1,7 +1,7 @@
 //! Working with the console in a real browser: the picture of a run with its children, the inbox,
 //! edited arguments, runs once more, sessions, and hostile text on every page.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | children | `a_run_and_its_children_are_linked_both_ways` |
 //! | parked runs, edited arguments, changed files | `a_call_is_approved_with_other_arguments` |
@@ -223,13 +223,22 @@ async fn a_call_is_approved_with_other_arguments() {
     );
 
     let edited = json!({"operation": "write", "path": "notes.txt", "content": "one\nthree\n"});
-    browser.eval(&put(&edited.to_string())).await;
+    let asked = "performance.getEntriesByType('resource').filter((e) => e.name.endsWith('/files/notes.txt')).length";
+    let asked_before = browser.eval(asked).await.as_u64().unwrap();
+    let keystrokes: Vec<String> =
+        (0..8).map(|spaces| put(&format!("{}{edited}", " ".repeat(spaces)))).collect();
+    browser.eval(&keystrokes.join(";")).await;
     browser
         .until("document.querySelector('.editor .diff .removed')?.innerText.includes('two')")
         .await;
     browser
         .until("document.querySelector('.editor .diff .added')?.innerText.includes('three')")
         .await;
+    browser
+        .until("document.querySelector('.editor .preview-of-call .removed')?.innerText.includes('zero')")
+        .await;
+    let asked = browser.eval(asked).await.as_u64().unwrap();
+    assert_eq!(asked, asked_before + 1, "typing asks for the file once, when it stops");
     browser.screenshot("approve-edited").await;
     browser.click(".decision .buttons button").await;
     browser.until("document.querySelector('.end.completed')").await;

@@ -1,7 +1,7 @@
 //! Requests to the network: every one that is sent counts for `network.max_requests`, whichever run of
 //! a tree sends it.
 //!
-//! Crossings: crashes see what is journaled (`machine.rs`); programs are in `way_out.rs`; shared
+//! With other features: crashes see what is journaled (`machine.rs`); programs are in `way_out.rs`; shared
 //! budgets of other things in `shared_budgets.rs`.
 
 use std::sync::Arc;
@@ -214,6 +214,7 @@ async fn calls_before_one_too_many_keep_their_results(db: Db) {
     let calls = [denied, site.fetch("/r3"), site.fetch("/r3")];
     let together = "parallel_tool_calls: true\n";
     let service = Setup::new()
+        .config("[governance]\nrate_limit_per_minute = 1\nrate_limit_burst = 4\n")
         .agent("together", &(agent("together", "[web_fetch]", &site.network(1)) + together))
         .scenario("together", &json!({"steps": [{"tool_calls": calls}]}).to_string())
         .start(db)
@@ -228,4 +229,8 @@ async fn calls_before_one_too_many_keep_their_results(db: Db) {
     let audit = format!("/v1/audit?run_id={}&outcome=blocked", run["run_id"].as_str().unwrap());
     let audit = service.get(&audit).await.body;
     assert_eq!(audit["data"].as_array().unwrap().len(), 1, "{audit:#}");
+    // The call that was one too many took nothing of the caller's rate limit.
+    let again = service.run("together", &json!({})).await;
+    let blocked = events(&service, &again, "tool_call.blocked").await;
+    assert_eq!(blocked[0]["circumstances"]["rate"]["remaining"], 1, "{blocked:#?}");
 }

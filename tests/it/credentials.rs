@@ -1,7 +1,7 @@
 //! Secrets that the proxy adds to requests of programs, through the HTTP API, with git and a server
 //! that speaks TLS and wants a password, on both stores.
 //!
-//! Crossings. Children and handoffs: have the credentials of their own definition. Parked runs,
+//! With other features. Children and handoffs: have the credentials of their own definition. Parked runs,
 //! sessions, crash, other replica: a request is one call's; nothing of a credential is kept. Cancel:
 //! as every program. Streaming, tenants, budgets, dry run, console, command line, generated clients:
 //! as every request of a program (`way_out.rs`). Skills: name no credentials.

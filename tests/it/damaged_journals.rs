@@ -1,4 +1,4 @@
-//! Runs whose journals are damaged: each ends visibly, nothing else ends with it, and who reads such a
+//! Runs whose journals are damaged: each ends visibly, nothing else ends with it, and a reader of such a
 //! journal is told which event cannot be read.
 
 use serde_json::{Value, json};

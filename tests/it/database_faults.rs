@@ -1,6 +1,6 @@
 //! What may befall a PostgreSQL beside a restart: it is killed, it takes no writes, its connections
 //! are held, its statements take too long or give way to others, its network loses answers. What was
-//! acknowledged ends once, no living replica loses a run, and callers are told to come again.
+//! acknowledged ends once, no living replica loses a run, and callers are told to retry.
 //!
 //! `TOOLLOOP_FAULT_ROUNDS=20 cargo test --test it database_faults -- --nocapture` injects each fault
 //! so often, and says what was counted.

@@ -1,6 +1,6 @@
 //! Arguments that a definition declares to be paths (`tool_options.<name>.paths`), on both stores.
 //!
-//! | crossing | what holds |
+//! | together with | what holds |
 //! |---|---|
 //! | children, handoffs | what a parent denies holds for the arguments of its children's tools (here) |
 //! | parked runs | the actions are judged again when an approval comes (`approvals.rs`) |

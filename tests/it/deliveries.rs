@@ -1,10 +1,11 @@
 //! Webhooks: receivers are told what becomes of runs, whatever receivers, replicas and crashes do.
 //!
-//! | crossing | test |
+//! | together with | test |
 //! |---|---|
 //! | signature, ids, metrics, command line (starts the same runs) | `receivers_are_told_how_a_run_goes` |
 //! | retries, a lying receiver, `callback_errors` | `failed_deliveries_are_retried` |
 //! | hanging and dripping receivers, other tenants' bounds | `a_receiver_that_hangs_delays_no_other` |
+//! | a lane that cannot be claimed | `a_lane_that_cannot_be_claimed_holds_back_no_other` |
 //! | 410, redelivery | `a_receiver_that_wants_no_more_is_left_alone` |
 //! | redirects inward, private addresses | `nothing_is_sent_where_it_must_not_be` |
 //! | refusals, dry run, single shot | `addresses_are_judged_before_the_run` |
@@ -46,6 +47,7 @@ on_both_stores! {
     a_receiver_that_hangs_delays_no_other,
     many_receivers_that_hang_delay_no_other_for_long,
     an_event_that_cannot_be_read_stays_due,
+    a_lane_that_cannot_be_claimed_holds_back_no_other,
     a_receiver_that_wants_no_more_is_left_alone,
     nothing_is_sent_where_it_must_not_be,
     addresses_are_judged_before_the_run,
@@ -487,6 +489,46 @@ async fn an_event_that_cannot_be_read_stays_due(db: Db) {
     rename("run.of_the_future", "run.completed").await;
     service.until(&list, is_sent).await;
     assert_eq!(receiver.told().len(), before + 1);
+}
+
+async fn a_lane_that_cannot_be_claimed_holds_back_no_other(db: Db) {
+    let service = local().start(db).await;
+    let mut first = Receiver::start([Does::Answers(200)]).await;
+    let mut other = Receiver::start([Does::Answers(200)]).await;
+    let lane = |receiver: &Receiver| {
+        let host = receiver.url.trim_start_matches("http://").trim_end_matches("/hook");
+        format!("default {host}")
+    };
+    if lane(&other) < lane(&first) {
+        std::mem::swap(&mut first, &mut other);
+    }
+    let lane = lane(&first);
+    let (refuse, allow) = if service.database_url.starts_with("postgres") {
+        (
+            format!(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 RAISE EXCEPTION 'refused'; END $$; \
+                 CREATE TRIGGER refuse BEFORE UPDATE ON webhook_outbox FOR EACH ROW \
+                 WHEN (OLD.lane = '{lane}') EXECUTE FUNCTION refuse()"
+            ),
+            "DROP TRIGGER refuse ON webhook_outbox",
+        )
+    } else {
+        (
+            format!(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON webhook_outbox \
+                 WHEN OLD.lane = '{lane}' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            ),
+            "DROP TRIGGER refuse",
+        )
+    };
+    change(&service, &refuse).await;
+    run(&service, "answerer", &first.url).await;
+    run(&service, "answerer", &other.url).await;
+    other.until_ended(1).await;
+    assert!(first.told().is_empty());
+    change(&service, allow).await;
+    first.until_ended(1).await;
 }
 
 async fn a_receiver_that_wants_no_more_is_left_alone(db: Db) {

@@ -1,7 +1,7 @@
 //! What `deploy/` and the compose files promise of the service: its paths, ports, metrics, variables
 //! and times are those of the binary.
 //!
-//! Crossings. Stores, tenants, sessions, children, streaming: none, these files start the service and
+//! With other features. Stores, tenants, sessions, children, streaming: none, these files start the service and
 //! look at it. Drain: the times of the manifests and the unit are longer (here). Replicas: the
 //! workspace is one volume (here). Command line: `check` accepts their settings (here).
 

@@ -2,7 +2,7 @@
 //! real loader, their commands and programs run against a service, their tables are those of the code.
 //!
 //! A block's info string says what it is: `yaml agents/x.yaml` is that file, `yaml part` a part of an
-//! agent, `sh no-run: reason` a command that a test cannot run. Crossings: none, the features have
+//! agent, `sh no-run: reason` a command that a test cannot run. With other features: none, the features have
 //! tests of their own; here it matters that their pages tell the truth. One store is enough.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! Documents that `file_ops` reads as text, and hostile ones, through the HTTP API on both stores.
 //!
-//! Crossings. Children, sessions, parked runs, other replica: as every file (`files.rs`). Cancel and
+//! With other features. Children, sessions, parked runs, other replica: as every file (`files.rs`). Cancel and
 //! crash: the reader is a process that ends with its call or by its own limits. Streaming, tenants,
 //! budgets, skills, dry run, console, command line, generated clients: as every read.
 

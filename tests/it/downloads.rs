@@ -1,7 +1,7 @@
 //! Files that a page of the tool `browser` downloads: where they go, what they are called, and what bounds
 //! them.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | changes, files, audit, labels, budget | `a_click_saves_a_file_in_the_workspace` |
 //! | rules of paths and flow, quota, budget | `a_refused_download_says_why` |

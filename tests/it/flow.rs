@@ -1,6 +1,6 @@
 //! What a run may do with what it has read. The model obeys whatever it reads last; the rules hold.
 //!
-//! | crossing | what holds |
+//! | together with | what holds |
 //! |---|---|
 //! | children, handoffs | a child begins with its parent's labels and is held to its parent's rules beside its own; its labels come back with its output, or its failure; what is private in its parent's workspace is so for it, from wherever it works |
 //! | parked runs | an approval is judged again with the labels at that time; `clears` is part of the answer |

@@ -72,7 +72,7 @@ impl SmallDisk {
         if mount.is_ok_and(|mount| mount.status.success()) {
             return Some(disk);
         }
-        // Straight to the terminal: what a passing test prints is not shown.
+        // Written to the terminal directly, because the output of a passing test is not shown.
         let _ = writeln!(
             std::io::stderr(),
             "NOT RUN: full_disk needs the right to mount a file system"

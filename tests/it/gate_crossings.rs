@@ -1,5 +1,5 @@
-//! Where parts of the gate meet what a call goes through: handoffs, crashes, parked trees, a cancel,
-//! tools of the caller, a policy that is replayed.
+//! The gate together with handoffs, crashes, parked trees, a cancel, tools of the caller, and the replay
+//! of a policy.
 
 use serde_json::{Value, json};
 use uuid::Uuid;

@@ -2,7 +2,7 @@
 //! which scopes the caller has, whether the policy is only observed, and what it means for tools
 //! that the caller executes.
 //!
-//! Crossings: children (the same caller's bucket; a child is observed only where its parent is),
+//! With other features: children (the same caller's bucket; a child is observed only where its parent is),
 //! parked runs (a call takes its token when it is executed or refused, not when a person is asked; one
 //! of the caller's tools when the caller is asked), sessions
 //! and skills (as everywhere, nothing of their own), cancel (a refused call is never under way),

@@ -191,6 +191,36 @@ async fn large_bodies_that_do_not_end_are_bounded() {
 }
 
 #[tokio::test]
+async fn large_request_heads_that_do_not_end_are_bounded() {
+    // An eighth of it for all of them, half of that for one address: 128 of these.
+    let memory = "[runtime]\nmax_memory = \"256MiB\"\n[server]\nheader_timeout = \"10m\"";
+    let memory = format!("{memory}\nidle_timeout = \"10m\"");
+    let long = format!("GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: {}", "y".repeat(20_000));
+    let whole = format!("{long}\r\nConnection: close\r\n\r\n");
+    let (settings, headers) = (frame(4, 0, 0, &[]), frame(1, 1, 1, &http2_get("/healthz")));
+    let http2 = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &settings, &headers].concat();
+    for begun in [long.as_bytes(), &http2] {
+        let service = start(&memory).await;
+        let mut closed = FuturesUnordered::new();
+        for _ in 0..140 {
+            let mut stream = send(&service, begun).await;
+            closed.push(async move { rest(&mut stream).await });
+        }
+        for _ in 128..140 {
+            let said = closed.next().await.unwrap();
+            assert!(!said.starts_with(b"HTTP/1.1"), "{}", said.escape_ascii());
+        }
+        assert!(closed.next().now_or_never().is_none(), "the others may send the rest");
+        assert_eq!(service.get("/v1/runs").await.status, 200, "a small head needs no place");
+        drop(closed);
+        let regained = async {
+            while !rest(&mut send(&service, &whole).await).await.starts_with(b"HTTP/1.1 200 ") {}
+        };
+        timeout(AT_MOST, regained).await.expect("places are not given back");
+    }
+}
+
+#[tokio::test]
 async fn an_idle_connection_is_closed_and_a_waiting_one_is_not() {
     let service = start_sleeper(
         "[server]\nheader_timeout = \"2s\"\nidle_timeout = \"300ms\"\nwrite_timeout = \"300ms\"",

@@ -1,6 +1,6 @@
 //! Tools that are requests to a service, declared in files.
 //!
-//! Crossings: children have the tools of their own definition, and what their parent denies is
+//! With other features: children have the tools of their own definition, and what their parent denies is
 //! denied to them (`network.deny`, below); a parked run keeps its call and repeats nothing
 //! (`destructive`, below); sessions, streaming, cancel and budgets see a call like any other; a crash
 //! leaves it to the call's effect, as of every tool, with the same `Idempotency-Key`; other replicas

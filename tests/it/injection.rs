@@ -1,7 +1,7 @@
 //! The injection scan in runs: refused inputs, results that are marked and flagged, client tools,
 //! children, memory.
 //!
-//! | crossing | what holds |
+//! | together with | what holds |
 //! |---|---|
 //! | children, handoffs | inputs of a child are scanned by the child's definition; a refusal is an error result of the parent's call; the child's answer is a result and scanned as one |
 //! | parked runs | a client tool's result is scanned when the run goes on, as any result |

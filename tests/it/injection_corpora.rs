@@ -1,4 +1,4 @@
-//! What the injection scan finds, and what it takes for an injection that is none.
+//! What the injection scan finds, and what it wrongly takes for an injection.
 //!
 //! Attacks are goals in frames, plain and disguised, in the manner of published families (important
 //! instructions, ignore previous, system message, tool knowledge); ordinary texts are made from

@@ -148,7 +148,7 @@ impl Workshop {
         Self { dir, _alone: alone }
     }
 
-    /// Whether what a list names is installed already.
+    /// Whether all packages of a list are installed.
     fn is_stocked(&self, list: &str) -> bool {
         let read = |name: &str| fs::read(self.dir.join(name)).ok();
         read("stock").is_some_and(|stock| Some(stock) == read(list))

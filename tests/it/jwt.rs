@@ -1,6 +1,6 @@
 //! Callers that come with a token of an identity provider (`auth.mode = "jwt"`), on both stores.
 //!
-//! | crossing | what holds |
+//! | together with | what holds |
 //! |---|---|
 //! | API keys, the console | keys work as in the mode `api_key`; the console signs in with a key alone (here) |
 //! | tenants, scopes | those of the claims, as those of a key (here) |

@@ -1,4 +1,4 @@
-//! What a key can hand on, who can take it away, what goes with it, and what is recorded of that.
+//! Which rights a key can pass on, who can revoke it, what ends with it, and what is recorded of that.
 
 use std::time::{Duration, Instant};
 
@@ -6,6 +6,7 @@ use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use reqwest::Method;
 use serde_json::{Value, json};
 
+use crate::claims::change;
 use crate::service::{ADMIN_KEY, Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
@@ -19,6 +20,7 @@ on_both_stores! {
     keys_cancels_and_refused_logins_are_audited,
     streams_and_waits_end_with_their_key,
     runs_are_cancelled_with_their_key,
+    a_run_that_cannot_be_cancelled_with_its_key_holds_back_no_other,
     an_expired_key_loses_its_stream,
     a_key_has_only_so_many_requests_open,
 }
@@ -457,6 +459,52 @@ async fn runs_are_cancelled_with_their_key(db: Db) {
     let parked = format!("/v1/runs/{}", parked["run_id"].as_str().unwrap());
     service.until(&parked, |run| run["status"] == "cancelled").await;
     assert_eq!(service.get(&format!("/v1/runs/{own}")).await.body["status"], "running");
+}
+
+async fn a_run_that_cannot_be_cancelled_with_its_key_holds_back_no_other(db: Db) {
+    let service = setup().start(db).await;
+    let user = made(&service, ADMIN_KEY, json!({"scopes": ["agents:invoke"]})).await;
+    let asking = json!({"client_tools": [{"name": "ask", "input_schema": {"type": "object"}}]});
+    let mut parked = Vec::new();
+    for _ in 0..3 {
+        let run = service.http.post(service.url("/v1/agents/asker/invoke-iterative"));
+        let run = answer(run.bearer_auth(&user.key).json(&asking)).await.body;
+        assert_eq!(run["status"], "awaiting_tool_results", "{run:#}");
+        parked.push(run["run_id"].as_str().unwrap().to_owned());
+    }
+    let first = &parked[0];
+    let cancels = format!("OLD.id = '{first}' AND NEW.cancel_requested_at IS NOT NULL");
+    let (refuse, allow) = if service.database_url.starts_with("postgres") {
+        (
+            format!(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 RAISE EXCEPTION 'refused'; END $$; \
+                 CREATE TRIGGER refuse BEFORE UPDATE ON runs FOR EACH ROW \
+                 WHEN ({cancels}) EXECUTE FUNCTION refuse()"
+            ),
+            "DROP TRIGGER refuse ON runs",
+        )
+    } else {
+        (
+            format!(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON runs \
+                 WHEN {cancels} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            ),
+            "DROP TRIGGER refuse",
+        )
+    };
+    change(&service, &refuse).await;
+    let path = format!("{}?cancel_runs=true", user.id);
+    assert!(revoke(&service, ADMIN_KEY, &path).await.status.is_server_error());
+    let is_cancelled = |run: &Value| run["status"] == "cancelled";
+    for run in &parked[1..] {
+        service.until(&format!("/v1/runs/{run}"), is_cancelled).await;
+    }
+    let first = format!("/v1/runs/{first}");
+    assert_eq!(service.get(&first).await.body["status"], "awaiting_tool_results");
+    change(&service, allow).await;
+    assert_eq!(revoke(&service, ADMIN_KEY, &path).await.status, 204);
+    service.until(&first, is_cancelled).await;
 }
 
 async fn an_expired_key_loses_its_stream(db: Db) {

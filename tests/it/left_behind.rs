@@ -1,7 +1,7 @@
 //! What programs leave in the workspace: changes that are told and counted, and what `paths.deny`
 //! forbids, which is put aside. Through the HTTP API, on both stores.
 //!
-//! Crossings. Gate: rules of the agent, of a parent, and rules that only observe (here). Budgets:
+//! With other features. Gate: rules of the agent, of a parent, and rules that only observe (here). Budgets:
 //! files that programs change end the run (here). Cancel, timeout: what is left is put aside before the
 //! run ends (here). Crash of the service: the workspace is not looked through, as the docs say. Console, streaming: the events
 //! carry the changes as those of `file_ops`. Other replica: the workspace is shared.

@@ -1,7 +1,7 @@
 //! Models and tools that say a great deal: a run is bounded in what it records, and runs that say much
 //! give way where their conversations take the memory of others.
 //!
-//! Crossings: crash and other replicas (a run is given back as one that a replica cannot drive:
+//! With other features: crash and other replicas (a run is given back as one that a replica cannot drive:
 //! `file_stores.rs`, `crashes.rs`); sessions (below); budget of its own and on_limit (as any budget:
 //! `tokens.rs`); reading what was said (`hostile.rs`, bounds of pages).
 

@@ -198,8 +198,8 @@ impl Bench {
             Pause => ("…", vec![], FinishReason::Pause),
             Fail => return self.fail(TerminationReason::ModelError),
             TooLong => {
-                let shrank =
-                    self.state.recovery(0, 1).is_some_and(|compaction| self.compact(compaction));
+                let recovery = self.state.recovery("mock/m", 1);
+                let shrank = recovery.is_some_and(|compaction| self.compact(compaction));
                 if !shrank {
                     self.fail(TerminationReason::ContextOverflow);
                 }

@@ -1,4 +1,4 @@
-//! All integration tests, one binary: each module tells the story of one room or one promise.
+//! All integration tests, in one binary: each module tests one feature or one promise.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]

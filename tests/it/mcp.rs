@@ -1,6 +1,6 @@
 //! Tools of MCP servers that are programs, through the HTTP API, on both stores.
 //!
-//! Crossings. Children, handoffs, tenants, policies, dry run, a cancel in the middle:
+//! With other features. Children, handoffs, tenants, policies, dry run, a cancel in the middle:
 //! `mcp_crossings.rs`. Parked runs: an undeclared tool waits for its approval, and is asked for again where its
 //! declaration has changed (here). Sessions: nothing of a call is kept but its result.
 //! Crash of the service: no server outlives it (here); the call is left to its effect, as of every tool
@@ -206,7 +206,7 @@ async fn messages_of_servers_are_bounded(db: Db) {
     assert!(results[5].contains("did not complete the call"), "{}", results[5]);
     assert!(results[5].contains("unknown whether the call took effect"), "{}", results[5]);
     assert!(results[6].contains("\"args\""), "the server is still there: {}", results[6]);
-    for (agent, why) in [("loud", "too much that nobody asked for"), ("endless", "without an end")]
+    for (agent, why) in [("loud", "too much that was not asked for"), ("endless", "without an end")]
     {
         until_up(&service).await;
         let run = service.run(agent, &json!({})).await;

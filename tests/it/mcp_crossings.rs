@@ -1,6 +1,6 @@
-//! Tools of MCP servers where runs meet: children and handoffs, other tenants,
-//! limits and labels by tool, what a policy says beforehand and afterwards, a cancel in the middle of a
-//! call. Through the HTTP API; on both stores where one is touched in a way of its own.
+//! Tools of MCP servers together with children and handoffs, other tenants, limits and labels by tool,
+//! policy cases and replay of policies, and a cancel in the middle of a call. Through the HTTP API; on both stores
+//! where one is touched in a way of its own.
 
 use reqwest::Method;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! Servers of either era of the protocol, and of both: what is spoken is found out, at the start and
 //! after every restart. On both stores.
 //!
-//! | crossing | test |
+//! | together with | test |
 //! |---|---|
 //! | program: new, both, either and slow, both and late, old, old and strict, old and silent, old and mute once asked early, silent | `programs_are_asked_in_the_era_that_they_speak` |
 //! | program: another era after a restart, changes of its list | `a_program_of_another_era_is_found_out_again` |

@@ -1,5 +1,5 @@
 //! Tools of MCP servers that speak streamable HTTP, on both stores; what they have in common with
-//! those that are programs is told in `mcp.rs`, crossings included.
+//! those that are programs is told in `mcp.rs`, their combination with other features included.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Tools that ask a person in the middle of a call (`input_required` of MCP): the run is parked for its
 //! client, and the call is made again with the answer. On both stores.
 //!
-//! | crossing | test |
+//! | together with | test |
 //! |---|---|
 //! | pending, forms, answers, rounds, journal, audit, counts | `a_tool_asks_and_is_answered` |
 //! | over HTTP | `a_tool_at_an_address_asks` |

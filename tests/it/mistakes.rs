@@ -1,7 +1,7 @@
 //! What a person is told of mistakes before and after the first run: all of those in a file, keys that
 //! are not set, servers that do not answer.
 //!
-//! Crossings. Stores: none of this is stored but the run's error, as of every run. Streaming, children,
+//! With other features. Stores: none of this is stored but the run's error, as of every run. Streaming, children,
 //! sessions, replicas: a failed model call is one there as here. Secrets: a variable is named, never its
 //! value. Command line: `check` (here). Console: it shows the run's error.
 

@@ -1,4 +1,4 @@
-//! What narrows a run narrows the runs that it starts: files and lines are counted for all of them
+//! Limits of a run also apply to the runs that it starts: files and lines are counted for all of them
 //! together, denied paths are the same files everywhere, and skills and requests take tools away
 //! from all.
 

@@ -1,7 +1,7 @@
 //! A model that obeys every sentence it reads, and what the two flow rules leave it to do: it reads an injected text,
 //! then something private, tries every way out that its agent has, then every way to destroy.
 //!
-//! | crossing | what holds |
+//! | together with | what holds |
 //! |---|---|
 //! | files, pages, tool results, memory, children | each carries every injected text once |
 //! | children, handoffs | a child cannot send what its parent may not; a handoff is a child |

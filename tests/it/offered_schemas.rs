@@ -1,7 +1,7 @@
 //! Schemas that are valid and that providers refuse: what is offered is what they take, and what is
 //! called is checked against the whole schema, wherever the tool comes from.
 //!
-//! Crossings: sessions, children, streaming and approvals see a tool by its name and are not
+//! With other features: sessions, children, streaming and approvals see a tool by its name and are not
 //! touched; a dry run and the list of tools show the whole schema (here).
 
 use serde_json::{Value, json};

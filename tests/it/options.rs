@@ -1,7 +1,7 @@
 //! Options of sampling, and what is passed on to providers by name: each provider gets them under
 //! the names of its API, what a model does not have is refused by name, before anything starts.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | request's own model or temperature | `a_model_without_an_option_cannot_be_chosen` |
 //! | dry run | the same |

@@ -1,7 +1,7 @@
 //! Runs whose child runs wait for a person: the parent is parked as well, shows what its children
 //! wait for, and goes on when they have ended.
 //!
-//! | crossing | test |
+//! | together with | test |
 //! |---|---|
 //! | depth, pending, approvals list | `a_tree_parks_and_goes_on_from_its_leaf` |
 //! | workers, queue | `parked_trees_leave_the_workers_to_others` |

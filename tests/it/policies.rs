@@ -1,7 +1,7 @@
 //! Policies as they are changed: what another definition would have decided on recorded calls, and
 //! cases that a definition must decide as expected.
 //!
-//! Crossings: children (judged by their parent's rules too), parked runs and denied calls (their
+//! With other features: children (judged by their parent's rules too), parked runs and denied calls (their
 //! decision is that of the gate, once), client tools, skills (those that were active), crash and
 //! another replica (the journal is the store's), tenants (only their own runs), dry run (records no
 //! call), command line (`policy replay`, `policy test`), console (does not show it), generated

@@ -5,8 +5,9 @@
 //! `TOOLLOOP_FAULT_ROUNDS=50 cargo test --test it process_faults -- --nocapture` repeats each fault that often, and says
 //! how many runs it met.
 //!
-//! Crossings: a run has one call, with an effect of each kind, of an HTTP tool or of a program. Children, approvals,
-//! streams, cancels: `chaos`. Sessions, skills, client tools: `crashes`. Files in an object store: `object_store`.
+//! With other features: a run has one call, with an effect of each kind, of an HTTP tool or of a program.
+//! Children, approvals, streams, cancels: `chaos`. Sessions, skills, client tools: `crashes`. Files in an object
+//! store: `object_store`.
 
 mod busy_threads;
 mod drains;

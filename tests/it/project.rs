@@ -1,6 +1,6 @@
 //! From nothing to an agent of one's own: `init`, `new agent`, the first start, the front door.
 //!
-//! Crossings. The project's runs are ordinary runs: children, sessions, budgets, crashes and other
+//! With other features. The project's runs are ordinary runs: children, sessions, budgets, crashes and other
 //! replicas are told elsewhere. Stores: SQLite, which a project begins with; the whole road goes on
 //! PostgreSQL too (here). Command line: `--json`, exit codes, refusals (here). Console: `/` leads a
 //! browser to it, where it is served (here). Skills, webhooks: a project begins without them.

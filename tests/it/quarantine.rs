@@ -1,7 +1,7 @@
 //! What programs make under denied names is put aside and never lost, whatever made it. Through the HTTP
 //! API, on both stores.
 //!
-//! Crossings. Others at work in the workspace meanwhile: uploads, `file_ops` and programs of other runs, and
+//! With other features. Others at work in the workspace meanwhile: uploads, `file_ops` and programs of other runs, and
 //! what neither the service nor a program wrote, as another replica's (here). Cancel, crash, directories,
 //! links, retention, a full quarantine (here). Children and rules that observe: `left_behind.rs`. Tenants:
 //! each has its own. Two replicas on one volume (`two_replicas_share_one_quarantine`). Parked runs, sessions, streaming, dry run, generated clients: nothing of it is in events

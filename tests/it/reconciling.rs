@@ -1,7 +1,7 @@
 //! Calls that must not be repeated and that a crash interrupted, of tools that can be asked what became of
 //! them.
 //!
-//! | crossing | what holds | where |
+//! | together with | what holds | where |
 //! |---|---|---|
 //! | kill -9 and restart, both stores | 2xx: its body is the result; 404: executed now, with the same key; else `on_unknown_outcome` | `the_answer_decides`; `process_faults` for many rounds |
 //! | takeover by another replica | the same | `another_replica_asks` |

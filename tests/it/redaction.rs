@@ -1,7 +1,7 @@
 //! Secrets are in no answer, event, stream, webhook or log, and those of the service are not in what
 //! a model reads either; runs go on from the raw text all the same.
 //!
-//! Crossings: a child's inputs and results are texts of runs like others; a parked run shows its
+//! With other features: a child's inputs and results are texts of runs like others; a parked run shows its
 //! arguments without secrets and executes them with; what the caller is to execute stays whole;
 //! sessions, streaming and crash read the journal, which is raw; webhooks are told redacted events
 //! (`webhooks.rs`); tenants, budgets and skills do not touch texts; the console, the command line and

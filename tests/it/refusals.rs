@@ -1,6 +1,6 @@
 //! A provider that refuses: what many runs of it ask together, and how they end.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | children | `a_fan_out_asks_a_refusing_provider_little`, `a_parent_elsewhere_starts_no_more_children` |
 //! | runs at the same time | `a_burst_of_runs_outlives_refusals`, `a_provider_that_stays_away_ends_all` |

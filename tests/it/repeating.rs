@@ -1,6 +1,6 @@
 //! What a refusal repeats of what was sent: at most 200 characters, wherever it stood.
 //!
-//! Crossings. Stores: nothing is stored. Streaming: a refused stream is answered with the same problem.
+//! With other features. Stores: nothing is stored. Streaming: a refused stream is answered with the same problem.
 //! Console, command line, generated clients: they show the problem. Tenants, sessions, children: no
 //! difference.
 

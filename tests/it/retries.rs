@@ -1,6 +1,6 @@
 //! Tries of a model call that fail: each has its event, before the next is made.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | followers, streamed pieces | `a_reader_sees_every_try_as_it_happens` |
 //! | cancel | the same |

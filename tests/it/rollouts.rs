@@ -1,7 +1,7 @@
 //! A change of settings that is rolled out replica by replica: runs that need what one replica does not
 //! have yet, or no longer, wait for one that has it.
 //!
-//! Crossings: children are left with what their own definition needs, and parents for the agents that
+//! With other features: children are left with what their own definition needs, and parents for the agents that
 //! they name; a parked run is left after its answer like one that never began; a cancel ends a run that
 //! is left; a session's next run waits behind it as behind any queued run; budgets, streams and dry runs
 //! see a queued run.

@@ -1,6 +1,6 @@
 //! Limits of runs hold for all replicas together, however many runs begin in the same moment.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | requests, queued runs, tenants, keys | `many_starts_at_once_pass_no_limit`, `queued_runs_and_requests_share_a_limit` |
 //! | another tenant | `queued_runs_and_requests_share_a_limit` |

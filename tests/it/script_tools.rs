@@ -1,6 +1,6 @@
 //! Tools that are programs of the operator's, through the HTTP API, on both stores.
 //!
-//! Crossings. Children: a program that a parent denies does not run in them, and they have the
+//! With other features. Children: a program that a parent denies does not run in them, and they have the
 //! tools of their own definition (here). Parked runs: a destructive script waits for its approval
 //! (here). Sessions: nothing of a call is kept but its result. Cancel, crash of the service: the
 //! program ends with the run, and with the service (here); a crash leaves the call to its effect, as

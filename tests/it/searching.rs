@@ -1,6 +1,6 @@
 //! Searching runs by words: what is found, and what must not be found out by searching.
 //!
-//! Crossings: tenants and redaction (below); filters and pages (below); plans of the statement
+//! With other features: tenants and redaction (below); filters and pages (below); plans of the statement
 //! (`store/plans.rs`); the console's box (`console_files.rs`).
 
 use reqwest::Method;

@@ -1,11 +1,11 @@
 //! `shell` through the HTTP API, on both stores.
 //!
-//! Crossings. Children and handoffs: what a parent denies or asks for holds in them (here). Parked
+//! With other features. Children and handoffs: what a parent denies or asks for holds in them (here). Parked
 //! runs: a command that needs an approval (here). Sessions: nothing of a command is kept but its
 //! result. Cancel: the programs end with the run (here). Crash at any commit: a command that changes
 //! something is like any call of effect `once` (`crashes.rs`); its programs die with the service
 //! (here). Other replica: the call is prepared again there. Streaming: as every tool. Tenants: the
-//! workspace is the tenant's. Budgets: a command counts as one (EF-03). Skills: as every tool. Dry
+//! workspace is the tenant's. Budgets: a command counts as one. Skills: as every tool. Dry
 //! run: shows the tool. Console, CLI, generated clients: the result is text as of any tool.
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! Short-lived tokens for one run or session: what they open, and nothing else.
 //!
-//! | met by | |
+//! | together with | test |
 //! |---|---|
 //! | streaming | `a_browser_follows_a_run_with_a_token_in_the_query`, `a_stream_ends_when_its_token_expires` |
 //! | children, sessions | `a_token_reaches_its_run_and_its_children`, `a_token_of_a_session_reaches_its_runs` |

@@ -1,7 +1,7 @@
 //! Which runs begin: how many a tenant and a key may have under way, and in which order those of the
 //! queue go.
 //!
-//! | crossing | here |
+//! | together with | here |
 //! |---|---|
 //! | children, parked runs | `children_and_parked_runs_need_no_place_of_their_own` |
 //! | tenants, keys | `a_limit_holds_for_its_tenant_or_key_alone` |

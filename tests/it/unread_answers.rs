@@ -1,4 +1,4 @@
-//! Large answers and streams that are not read: others get the memory that they keep.
+//! Large answers and streams that are not read: the memory that they keep is given to others.
 
 use reqwest::Method;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Files that are downloaded and not read: a caller has half of the places at most, and gets them back.
+//! Files that are downloaded and not read: a caller has half of the permits at most, and gets them back.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! How fast files must come: as slowly as they like while some of them comes, and no slower. And how much of
-//! them may be on its way.
+//! How slowly files may arrive: an upload may take long while enough of it arrives. And how many bytes of
+//! uploads may be in progress.
 
 use std::time::{Duration, Instant};
 

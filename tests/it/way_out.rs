@@ -1,12 +1,12 @@
 //! Programs that may ask the network, through the HTTP API, on both stores.
 //!
-//! Crossings. Children: have what their own rules allow and their parent's do not deny, as with
+//! With other features. Children: have what their own rules allow and their parent's do not deny, as with
 //! `web_fetch.rs`, whose rules these are. Parked runs, sessions: nothing of a connection is kept.
 //! Cancel and crash of the service: connections are descriptors of the call, which end with it
 //! (here, by its timeout); what a crashed call had asked is not counted. Other replica: has its own
 //! proxies. Streaming: as every tool. Tenants: a proxy is one call's. Budgets: `network.max_requests`
 //! (here); not shared in a tree, as with `web_fetch`. Skills, policies: by the tool's name. Dry run,
-//! console, command line, generated clients: as every tool; `network` of `tool_call.completed` is new.
+//! console, command line, generated clients: as every tool; `network` of `tool_call.completed` shows it.
 
 use std::io::Read;
 use std::net::{TcpListener as StdListener, UdpSocket};

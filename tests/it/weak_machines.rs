@@ -1,7 +1,7 @@
 //! What programs may do on machines that cannot hold them as they should be held: without Landlock, and
 //! without namespaces. A filter in front of the service answers its calls as such a kernel would.
 //!
-//! Crossings: what is told and refused depends on the machine alone; the store is not touched in a way
+//! With other features: what is told and refused depends on the machine alone; the store is not touched in a way
 //! of its own, so one is tried.
 
 use std::ops::RangeInclusive;

@@ -1,6 +1,6 @@
 //! Pages of the network, for agents that are allowed their hosts.
 //!
-//! Crossings: a child fetches what its own definition allows and its parent's does not deny (below);
+//! With other features: a child fetches what its own definition allows and its parent's does not deny (below);
 //! parked runs, sessions, cancel, a crash, other replicas, streaming, budgets and tenants see a call
 //! that only reads, like any other; skills and tool policies bound it by its name; a dry run offers it
 //! and asks no host; the console, the command line and generated clients show calls by their rows.

@@ -57,8 +57,8 @@ pub struct Rules {
     /// Tokens of the offered tools, estimated, where there is a budget in dollars or a known
     /// window.
     pub offered_tokens: u64,
-    /// Tokens that the models read and write at most, in the order of the plan; known to this
-    /// service only, like the price.
+    /// Tokens that the models read and write at most, in the order of the plan, and then that of a model that
+    /// only writes the final answer; known to this service only, like the price.
     pub windows: Vec<Window>,
     /// The call that the caller made, for a run of the kind `call`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -134,16 +134,8 @@ impl Run {
             if goes_alone && !group.is_empty() {
                 break;
             }
-            let next = self.admitted(&pending, next).await?;
-            let counted = self.state.counted(pending.call.id);
-            let is_new = counted.is_none();
-            // Sending the call again with input, and asking for its outcome, are requests to the network,
-            // too.
-            let sent_again =
-                |counted: &Consumption| Consumption { network_requests: 0, ..counted.clone() };
-            let is_sent_again = pending.input.is_some() || pending.interrupted.is_some();
-            let sent = is_sent_again.then(|| counted.map(sent_again)).flatten();
-            let next = next.beyond(sent.as_ref().or(counted));
+            let is_new = self.state.counted(pending.call.id).is_none();
+            let next = self.uncounted(&pending, next);
             match self.reserve_tool_call(is_new, next.consumes(), group.is_empty()).await? {
                 Some(events) if group.is_empty() => {
                     return Ok(self.record_all(self.state.or_reviews(events))?);
@@ -159,6 +151,10 @@ impl Run {
                     Some(_) => break, // the calls before it get their results first
                     None => {}
                 }
+            }
+            // Last, because a call that waits for those before it comes again.
+            let next = self.admitted(&pending, next).await?;
+            if let NextStep::Ready(ready) = &next {
                 writes_ahead |= ready.effect() != Effect::Read;
                 delegates |= Delegation::of_tool(&pending.call.name).is_some();
                 self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
@@ -190,6 +186,16 @@ impl Run {
             self.count_below().await?;
         }
         Ok(())
+    }
+
+    /// The step with what it consumes beyond what is counted. Sending the call again with input, and asking for
+    /// its outcome, are requests to the network, too.
+    fn uncounted(&self, pending: &PendingCall, next: NextStep) -> NextStep {
+        let counted = self.state.counted(pending.call.id);
+        let is_sent_again = pending.input.is_some() || pending.interrupted.is_some();
+        let sent = counted.filter(|_| is_sent_again);
+        let sent = sent.map(|counted| Consumption { network_requests: 0, ..counted.clone() });
+        next.beyond(sent.as_ref().or(counted))
     }
 
     /// The permit. `None` also where the run has to end first.

@@ -332,7 +332,8 @@ pub(super) async fn try_once(
 
 fn recovery(state: &State, failure: &ModelFailure) -> Option<Compaction> {
     let does_not_fit = failure.error.kind == FailureKind::ContextLength;
-    does_not_fit.then(|| state.recovery(failure.place, failure.attempts)).flatten()
+    let refused_by = || format!("{}/{}", failure.provider, failure.model);
+    does_not_fit.then(|| state.recovery(&refused_by(), failure.attempts)).flatten()
 }
 
 fn piece(delta: Delta, names: &WireNames) -> Piece {

@@ -159,17 +159,17 @@ impl Run {
             ExternalInput::Client(..) => (WaitKind::Client, definition.client_tool_timeout),
         };
         let rate = if let ExternalInput::Client(_, rate) = &need { *rate } else { None };
-        let Escalated { arguments, actions, reason, tool_hash, audit } = match need {
+        let Escalated { arguments, actions, actions_hash, reason, tool_hash, audit } = match need {
             ExternalInput::Approval(escalated) => *escalated,
             ExternalInput::Client(permit, _) => {
                 let ClientPermit { arguments, actions, reason, audit } = *permit;
-                Escalated { arguments, actions, reason, tool_hash: None, audit }
+                Escalated { arguments, actions, actions_hash: None, reason, tool_hash: None, audit }
             }
         };
         let labels = self.state.labels();
         let decision = (kind == WaitKind::Client).then(|| audit.decision.clone());
         let awaited = Awaited {
-            basis: ApprovalBasis { tool_hash, labels },
+            basis: ApprovalBasis { tool_hash, actions_hash, labels },
             circumstances: Circumstances { rate, ..self.state.circumstances() },
             decision,
             escalation_target: definition.owner.get("escalation_target").cloned(),

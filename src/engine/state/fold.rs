@@ -128,7 +128,7 @@ impl State {
                 self.answer(result, misplaced)?;
             }
             RunEvent::ValidationFailed { call_id, errors, feedback, .. } => {
-                self.close_turn(*call_id, &phrases::errors(errors), true);
+                self.close_turn(*call_id, &phrases::errors(errors), true, phrases::LEFT_OPEN);
                 self.conversation.push_user(feedback.as_str());
                 self.phase = Phase::BetweenAttempts;
             }
@@ -416,7 +416,7 @@ impl State {
         turn.answers.insert(call_id, result);
         let is_over = turn.open_calls().next().is_none() && turn.answered.is_none();
         if is_over && turn.proposal.is_none() {
-            self.close_turn(None, "", false);
+            self.close_turn(None, "", false, phrases::LEFT_OPEN);
             self.phase = Phase::BetweenIterations;
         }
         Ok(())
@@ -444,8 +444,15 @@ impl State {
     }
 
     /// Moves the model's last response, with a result for every call, into the conversation. `judged` is the
-    /// call whose proposal was judged; its result is the verdict.
-    fn close_turn(&mut self, judged: Option<uuid::Uuid>, verdict: &str, is_error: bool) {
+    /// call whose proposal was judged; its result is the verdict. `left` is the result of the other calls that
+    /// have none.
+    fn close_turn(
+        &mut self,
+        judged: Option<uuid::Uuid>,
+        verdict: &str,
+        is_error: bool,
+        left: &str,
+    ) {
         match std::mem::replace(&mut self.phase, Phase::BetweenIterations) {
             Phase::Acting(mut turn) => {
                 let results = turn.message.tool_calls.iter().map(|call| {
@@ -453,7 +460,7 @@ impl State {
                         return ToolResult::of_service(call.id, verdict, is_error);
                     }
                     let is_tool = call.target == CallTarget::Tool;
-                    let open = || ToolResult::of_service(call.id, phrases::RUN_ENDED, is_tool);
+                    let open = || ToolResult::of_service(call.id, left, is_tool);
                     turn.answers.remove(&call.id).unwrap_or_else(open)
                 });
                 let results = results.collect();
@@ -479,12 +486,12 @@ impl State {
             _ => None,
         };
         let verdict = if is_accepted { phrases::OUTPUT_ACCEPTED } else { phrases::RUN_ENDED };
-        self.close_turn(proposing, verdict, !is_accepted);
+        self.close_turn(proposing, verdict, !is_accepted, phrases::RUN_ENDED);
     }
 
     /// Replies to a text answer of the model.
     fn reply(&mut self, text: &str) {
-        self.close_turn(None, "", false);
+        self.close_turn(None, "", false, phrases::LEFT_OPEN);
         self.conversation.push_user(text);
         self.phase = Phase::BetweenIterations;
     }

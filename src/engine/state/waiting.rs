@@ -224,8 +224,9 @@ impl State {
                 Step::Record(vec![unexecuted(call, CallFailure::Timeout, content)])
             }
             Resolution::Expired => {
+                let why = "This call was not approved in time.".to_owned();
                 let advice = "Go on without it, and say what could not be done.";
-                self.refused(call, actions, "Nobody approved this call in time.".to_owned(), advice)
+                self.refused(call, actions, why, advice)
             }
             Resolution::Result { content, is_error } => {
                 let failure = is_error.then_some(CallFailure::ToolError);

@@ -42,13 +42,13 @@ impl Fruitless {
 
 impl State {
     /// The compaction after a provider refused a model call that did not fit; `None` if there was one in this
-    /// iteration, or nothing can be removed. `place` is the index of the model in the plan.
-    pub fn recovery(&self, place: usize, failed_tries: u32) -> Option<Compaction> {
+    /// iteration, or nothing can be removed. `model` is the one that refused it, as `provider/model`.
+    pub fn recovery(&self, model: &str, failed_tries: u32) -> Option<Compaction> {
         let cause = CompactionCause::ProviderRefused;
         if self.compactions.contains(&cause) {
             return None;
         }
-        let refused_by = self.rules.windows.get(place);
+        let refused_by = self.rules.windows.iter().find(|window| window.model == model);
         let window = refused_by.and_then(|window| window.tokens);
         let readers = refused_by.map_or(&[][..], |window| slice::from_ref(&window.model));
         let load = self.load(readers);
@@ -68,7 +68,7 @@ impl State {
     /// The compaction of a window that is nearly full.
     pub(super) fn compaction(&self) -> Option<Compaction> {
         let windows = &self.rules.windows;
-        let last = self.totals.model.as_ref();
+        let last = self.answered_last.as_ref();
         let current = last.and_then(|last| windows.iter().find(|window| window.model == *last));
         let tokens = current.or(windows.first())?.tokens?;
         if !self.compactions.is_empty() || self.next_input() <= context::nearly_full(tokens) {

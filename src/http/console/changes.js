@@ -20,6 +20,7 @@ export class Changes {
     this.node = el("section", { class: "changes card", "aria-label": "Changed files", hidden: true }, this.title, this.list);
     this.shown = 0;
     this.timer = null;
+    signal.addEventListener("abort", () => clearTimeout(this.timer));
   }
 
   /** Loads soon, once for many calls that end together. */
@@ -28,7 +29,6 @@ export class Changes {
       this.timer = null;
       this.load().catch(() => {});
     }, 500);
-    this.signal.addEventListener("abort", () => clearTimeout(this.timer));
   }
 
   async load() {

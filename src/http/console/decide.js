@@ -27,6 +27,9 @@ const QUESTIONS = {
 /** Milliseconds before a failed check of permission is repeated. */
 const RETRY_PAUSE = 2000;
 
+/** Milliseconds after the last keystroke before the effect of the arguments is shown, for which the file is read. */
+const TYPING_PAUSE = 250;
+
 /** Whether the key may decide; known once it is answered, until another person signs in. */
 let allowed = null;
 const isAllowed = () => get("approvals?limit=1").then(() => true, (problem) => {
@@ -130,6 +133,7 @@ class ArgumentsEditor {
     this.before = editable(call.arguments);
     this.call = call;
     this.signal = signal;
+    this.timer = null;
     const id = `arguments-${call.call_id}`;
     this.text = el("textarea", { id, rows: 10, spellcheck: "false", "aria-describedby": `${id}-error`, oninput: () => this.look() });
     this.error = el("small", { id: `${id}-error`, class: "error" });
@@ -155,15 +159,21 @@ class ArgumentsEditor {
   }
 
   look() {
+    clearTimeout(this.timer);
     try {
       const value = this.parsed();
       const after = editable(value);
       this.complain(null);
-      this.shown.replaceChildren(...(after === this.before ? []
-        : [el("p", { class: "sub" }, "Changed arguments"), compared(this.before, after), preview(this.call, value, this.signal)]));
+      if (after === this.before) this.shown.replaceChildren();
+      else this.timer = setTimeout(() => this.show(value, after), TYPING_PAUSE);
     } catch (problem) {
       this.complain(`This is not a JSON object: ${problem.message}`);
     }
+  }
+
+  show(value, after) {
+    this.shown.replaceChildren(el("p", { class: "sub" }, "Changed arguments"), compared(this.before, after),
+      preview(this.call, value, this.signal));
   }
 
   complain(message) {

@@ -40,7 +40,7 @@ fn all() -> Vec<(&'static str, Value)> {
     let awaited = |kind: &str| {
         json!({"call_id": call, "kind": kind, "tool": "t", "arguments": {}, "reason": "why", "actions": actions,
             "expires_at": "2026-01-31T12:00:00Z", "condition": 0, "child_run_id": call, "decision": "allowed",
-            "basis": {"tool_hash": "h", "labels": ["private"]}, "escalation_target": "oncall"})
+            "basis": {"tool_hash": "h", "actions_hash": "h", "labels": ["private"]}, "escalation_target": "oncall"})
     };
     let resolved = |resolution: Value| {
         let mut data =

@@ -4,9 +4,12 @@
 //! connections are reserved for probes; other requests on them are refused at once, and a silent client
 //! loses its connection to the next one ([`reserve`]). When the process has no file descriptors left,
 //! clients wait in the kernel's accept queue. A client that is too slow to send a request head or to read
-//! its response loses its connection ([`timing`], [`stall`]); the time to send a body is bounded by [`super::extract`]. The
+//! its response loses its connection ([`timing`], [`stall`]), and so does one whose large head finds no memory
+//! ([`head_memory`]); the time to send a body is bounded by [`super::extract`]. The
 //! limits on a request head are enforced by [`super::layer`], which can explain the error.
 
+mod frames;
+mod head_memory;
 mod reserve;
 mod response_body;
 mod stall;
@@ -226,7 +229,7 @@ async fn serve_connection(
     let timing =
         eviction.map_or_else(|| Arc::new(ConnectionTiming::new()), |own| Arc::clone(&own.timing));
     let socket =
-        TokioIo::new(Socket::new(stream, Arc::clone(&timing), server.limits.write_timeout));
+        TokioIo::new(Socket::new(stream, peer.0, Arc::clone(&timing), server.limits.write_timeout));
     let service = service_fn(|mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         if is_reserved {

@@ -1,7 +1,7 @@
 //! Whether the store answers, as probes ask.
 //!
 //! Probes need no key, and with SQLite the question is a write. So one question is asked at a time, and its
-//! answer is that of all probes that came before it was asked.
+//! answer is that of all probes that came before it was answered.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use tokio::time::{Instant, timeout};
 /// How long a probe waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The last answer, and when its question was asked.
+/// The last answer, and when it came.
 #[derive(Debug, Default)]
 pub(crate) struct StoreCheck(Mutex<Option<(Instant, bool)>>);
 
 impl StoreCheck {
-    /// The answer to `question`, or to that of another probe which was asked since this one came; false if there
-    /// is none in time.
+    /// The answer to `question`, or to that of another probe if it was answered since this one came; false if
+    /// there is none in time.
     pub(crate) async fn answer(&self, question: impl Future<Output = bool>) -> bool {
         timeout(PATIENCE, self.answer_in_turn(question)).await.unwrap_or(false)
     }
@@ -25,14 +25,13 @@ impl StoreCheck {
     async fn answer_in_turn(&self, question: impl Future<Output = bool>) -> bool {
         let came = Instant::now();
         let mut last = self.0.lock().await;
-        if let Some((asked, answer)) = *last
-            && asked >= came
+        if let Some((answered, answer)) = *last
+            && answered > came
         {
             return answer;
         }
-        let asked = Instant::now();
         let answer = question.await;
-        *last = Some((asked, answer));
+        *last = Some((Instant::now(), answer));
         answer
     }
 }
@@ -61,9 +60,22 @@ mod tests {
         open.send_replace(true);
         assert!(first.await);
         assert_eq!(others.await, vec![true; 1000]);
-        let asked = asked.load(Ordering::Relaxed);
-        assert!(asked <= 2, "{asked} questions instead of the first and one for all later probes");
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
         assert!(!check.answer(async { false }).await, "a later probe asks again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_does_not_wait_for_two_answers_of_a_slow_store() {
+        let check = StoreCheck::default();
+        let slow = || async {
+            tokio::time::sleep(PATIENCE * 3 / 4).await;
+            true
+        };
+        let later = async {
+            tokio::time::sleep(PATIENCE / 4).await;
+            check.answer(slow()).await
+        };
+        assert_eq!(futures::join!(check.answer(slow()), later), (true, true));
     }
 
     #[tokio::test(start_paused = true)]

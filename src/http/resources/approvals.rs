@@ -16,6 +16,7 @@ use super::page::{LISTS, ListParams, Listing, MAX_PAGE, by_time, time_position};
 use super::pending_views::Pending;
 use super::redaction;
 use super::run_views::{RunAnswer, answer_to};
+use crate::bounds::json::escaped_key;
 use crate::event::{InputResponse, InputResponses};
 use crate::http::document::vocabulary::ApprovalStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymous};
@@ -331,6 +332,9 @@ pub(crate) async fn give_tool_result(
 ) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     let wrong = |at: &str, message: &str| Problem::at(Code::InvalidInputs, at, message);
+    if let Some(at) = listed_response(&body) {
+        return Err(wrong(&at, "must be an object"));
+    }
     let run = match parse_answer(body)? {
         ToolResultRequest { content: Some(content), is_error, responses: None, .. } => {
             app.runtime.give_result(&caller, call_ref, content, is_error).await?
@@ -358,4 +362,30 @@ pub(crate) async fn give_tool_result(
         }
     };
     answer_to(&app, &caller, run).await
+}
+
+/// The first answer to a request for input that is a list: serde would read it as the object's fields in order.
+fn listed_response(body: &Map<String, Value>) -> Option<String> {
+    let responses = body.get("responses")?.as_object()?;
+    let (name, _) = responses.iter().find(|(_, response)| response.is_array())?;
+    Some(format!("/responses/{}", escaped_key(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_to_a_request_for_input_is_no_list() {
+        let listed = |responses: Value| {
+            listed_response(&Map::from_iter([("responses".to_owned(), responses)]))
+        };
+        let whole = json!({"action": "accept", "content": {"n": [1]}});
+        assert_eq!(listed(json!({"a": whole})), None);
+        let in_order = json!({"a": whole, "b/c": ["accept", {"n": 1}]});
+        assert_eq!(listed(in_order).as_deref(), Some("/responses/b~1c"));
+        assert_eq!(listed(Value::Null), None);
+    }
 }

@@ -118,7 +118,7 @@ pub(super) fn parse(body: &[u8], call: Call<'_>) -> Result<Completion, Unusable>
     })?;
     let Some(choice) = answer.choices.and_then(|choices| choices.0) else {
         return Err(match answer.error {
-            Some(_) => Unusable::Error(failure::read_body(body)),
+            Some(_) => Unusable::Error(failure::read_embedded(body)),
             None => Unusable::Malformed("empty choices: the answer has none".into()),
         });
     };

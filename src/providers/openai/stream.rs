@@ -104,7 +104,7 @@ impl Answer {
             Unusable::Malformed(format!("a chunk of the stream is not one: {error}"))
         })?;
         if chunk.error.is_some() {
-            return Err(Unusable::Error(failure::read_body(data)));
+            return Err(Unusable::Error(failure::read_embedded(data)));
         }
         self.usage = chunk.usage.and_then(usage).or(self.usage);
         let is_first = |choice: &Choice<'_>| choice.index.unwrap_or_default() == 0;

@@ -303,6 +303,15 @@ fn errors_and_nonsense_within_a_stream_end_it() {
         message: "upstream broke".into(),
     };
     assert_eq!(error, Err(Unusable::Error(told)));
+    let limited = after(
+        "data: {\"error\": {\"message\": \"too fast\", \"code\": \"rate_limit_exceeded\"}}\n\n",
+    );
+    let told = Reported {
+        code: Some("rate_limit_exceeded".into()),
+        status: Some(429),
+        message: "too fast".into(),
+    };
+    assert_eq!(limited, Err(Unusable::Error(told)));
     let deep = format!("data: {{\"choices\": [{{\"delta\": {}\n\n", "[".repeat(10_000));
     let nested = stream(&[], "stop")
         .replace("\"delta\":{}", &format!("\"delta\":{}1{}", "[".repeat(9_999), "]".repeat(9_999)));

@@ -11,9 +11,8 @@ use serde_json::value::RawValue;
 
 use crate::bounds::json::AtMost;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
-use crate::providers::failure::{self, Reported};
 use crate::providers::normalization::{self, MAX_PARTS, Unusable};
-use crate::providers::{Completion, RawToolCall, names};
+use crate::providers::{Completion, RawToolCall, failure, names};
 
 #[derive(Deserialize)]
 struct Answer<'a> {
@@ -116,7 +115,7 @@ pub(super) fn parse_with(
     let answer: Answer = serde_json::from_slice(body)
         .map_err(|error| Unusable::Malformed(format!("the answer is not a response: {error}")))?;
     if answer.error.is_some() || answer.status.as_deref() == Some("failed") {
-        return Err(Unusable::Error(reported(body)));
+        return Err(Unusable::Error(failure::read_embedded(body)));
     }
     let reason = answer.incomplete_details.and_then(|details| details.reason);
     let cut = match answer.status.as_deref() {
@@ -137,17 +136,6 @@ pub(super) fn parse_with(
     let keeps = output.wants_back && is_whole;
     let opaque = keeps.then(|| OpaqueBlocks { provider: provider.to_owned(), json: list(&items) });
     Ok(output.complete(cut.as_deref(), opaque, answer.usage.and_then(usage)))
-}
-
-/// An error within an answer or a stream, with the HTTP status of its code.
-pub(super) fn reported(body: &[u8]) -> Reported {
-    let reported = failure::read_body(body);
-    let status = match reported.code.as_deref() {
-        Some("rate_limit_exceeded") => Some(429),
-        Some("invalid_prompt" | "invalid_request_error") => Some(400),
-        _ => reported.status,
-    };
-    Reported { status, ..reported }
 }
 
 impl Output {

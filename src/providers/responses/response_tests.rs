@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::providers::failure::Reported;
 
 fn read(answer: &Value) -> Result<Completion, Unusable> {
     parse(answer.to_string().as_bytes(), "own", 3)

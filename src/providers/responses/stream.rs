@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::response;
 use crate::message::Usage;
 use crate::providers::normalization::{self, Unusable};
-use crate::providers::{Completion, Delta, Deltas};
+use crate::providers::{Completion, Delta, Deltas, failure};
 
 #[derive(Deserialize)]
 struct Event<'a> {
@@ -80,7 +80,7 @@ impl Answer {
                 return response::parse_with(answer.get().as_bytes(), &self.items, provider, step)
                     .map(Some);
             }
-            "error" => return Err(Unusable::Error(response::reported(data))),
+            "error" => return Err(Unusable::Error(failure::read_embedded(data))),
             _ => {}
         }
         Ok(None)

@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(
             tries(&call, later, &broken()),
             1,
-            "a probe that nobody waited for is made again, and fails"
+            "a probe whose caller is gone is made again, and fails"
         );
         let last = later + OPEN_FOR;
         assert_eq!(

@@ -14,7 +14,7 @@ pub enum StartError {
     /// No agent of that name.
     #[error("there is no agent named {0:?}")]
     UnknownAgent(String),
-    /// The inputs miss the agent's schema.
+    /// The inputs do not match the agent's schema.
     #[error("the inputs do not match the agent's input schema")]
     InvalidInputs(Vec<ValidationError>),
     /// The inputs look like a prompt injection; the pointer is into the request body.

@@ -87,8 +87,8 @@ async fn listen(options: PgConnectOptions, hints: broadcast::Sender<Wakeup>) {
     }
 }
 
-/// Passes hints on until the connection breaks. What came before listening began, or after it
-/// broke, is made up for by a resync on either side.
+/// Passes hints on until the connection breaks. A resync when listening begins, and one after it broke, make
+/// up for missed hints.
 async fn listen_until_broken(
     pool: &sqlx::PgPool,
     hints: &broadcast::Sender<Wakeup>,

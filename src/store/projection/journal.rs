@@ -79,7 +79,7 @@ pub(in crate::store) fn entries_of(row: &JournalRow) -> Vec<(i64, Result<Event, 
         }
         Err(error) => {
             let error = error.to_string();
-            // Not the list of all that would be known.
+            // Without the list of all known names.
             let error = error.split(", expected").next().unwrap_or_default();
             unreadable(seq, format!("an entry of type {kind:?}: {error}"))
         }

@@ -159,7 +159,7 @@ fn opening(new: &NewRun, caller: &Caller) -> RunOpening {
         webhook: new.webhook.clone(),
         priority: new.queue.priority,
         delayed: new.queue.available_at.is_some() && new.session_id.is_none(),
-        // At once is any time before its acceptance, from which the database makes that.
+        // Without a delay, any past time will do: the database replaces it by the time of acceptance.
         available_at: (new.status == RunStatus::Queued)
             .then(|| new.queue.available_at.unwrap_or(DateTime::UNIX_EPOCH)),
     }

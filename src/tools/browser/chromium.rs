@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::connection::Connection;
 use super::profile::{NOBODY, Profile};
+use crate::bounds::secrets;
 
 /// Names of the program, in the order in which they are looked for.
 const PROGRAMS: [&str; 4] =
@@ -215,8 +216,7 @@ async fn listen(errors: ChildStderr, said: Arc<Mutex<Said>>) {
     let mut errors = BufReader::new(errors);
     let mut line = Vec::new();
     while let Ok(1..) = (&mut errors).take(4_096).read_until(b'\n', &mut line).await {
-        let text = String::from_utf8_lossy(&line);
-        let text: String = text.trim().chars().take(MAX_LINE).collect();
+        let text = kept(&line);
         if !text.is_empty() {
             let mut said = said.lock();
             if is_without_sandbox(&text) {
@@ -226,6 +226,14 @@ async fn listen(errors: ChildStderr, said: Arc<Mutex<Said>>) {
         }
         line.clear();
     }
+}
+
+/// A line up to the length that is kept, without a part of a secret at its end.
+fn kept(line: &[u8]) -> String {
+    let line = String::from_utf8_lossy(line);
+    let line = line.trim();
+    let end = line.char_indices().nth(MAX_LINE).map_or(line.len(), |(at, _)| at);
+    secrets::head(line, end).to_owned()
 }
 
 /// Whether a line says that the machine lets it make no sandbox.
@@ -241,6 +249,15 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
+
+    #[test]
+    fn a_long_line_keeps_no_part_of_a_secret() {
+        assert_eq!(kept(b" it failed \n"), "it failed");
+        let long = "é".repeat(MAX_LINE + 1);
+        assert_eq!(kept(long.as_bytes()).chars().count(), MAX_LINE);
+        let cut = format!("{} ghp_hunter2hunter2hunter2hunter2", " x".repeat(MAX_LINE / 2 - 6));
+        assert!(!kept(cut.as_bytes()).contains("hunter"));
+    }
 
     #[tokio::test]
     async fn only_a_machine_without_a_sandbox_makes_it_start_without_one() {

@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
+use crate::bounds::off_worker;
 use crate::tools::removal::remove_path;
 
 const PREFIX: &str = "toolloop-browser-";
@@ -25,7 +26,7 @@ pub(super) struct Profile {
 impl Profile {
     /// Makes one that the user may write which Chromium will run as.
     pub(super) fn new() -> io::Result<Self> {
-        Self::within(&std::env::temp_dir())
+        off_worker(|| Self::within(&std::env::temp_dir())) // much may have to be removed
     }
 
     fn within(place: &Path) -> io::Result<Self> {
@@ -64,7 +65,7 @@ impl Profile {
 /// Removes the directory. A page may have made Chromium nest directories deeply.
 impl Drop for Profile {
     fn drop(&mut self) {
-        let _ = remove_path(&self.directory); // the next one finds what is left
+        let _ = off_worker(|| remove_path(&self.directory)); // the next one finds what is left
     }
 }
 

@@ -44,11 +44,30 @@ struct Entry {
     kind: Kind,
 }
 
-/// The entries of one directory by name, and how many have names that are not UTF-8.
-fn entries(dir: &Dir) -> io::Result<(Vec<Entry>, usize)> {
-    let (mut entries, mut unnamed) = (Vec::new(), 0);
-    for entry in dir.entries()?.take(MAX_VISITED) {
+/// Entries of one directory.
+#[derive(Default)]
+struct Entries {
+    /// By name.
+    named: Vec<Entry>,
+    /// How many have names that are not UTF-8.
+    unnamed: usize,
+    /// Whether there are more than are read.
+    has_more: bool,
+}
+
+/// The entries of one directory, up to [`MAX_VISITED`].
+fn entries(dir: &Dir) -> io::Result<Entries> {
+    entries_up_to(dir, MAX_VISITED)
+}
+
+fn entries_up_to(dir: &Dir, most: usize) -> io::Result<Entries> {
+    let mut found = Entries::default();
+    for (number, entry) in dir.entries()?.enumerate() {
         let entry = entry?;
+        if number == most {
+            found.has_more = true;
+            break;
+        }
         let kind = entry.file_type()?;
         let kind = if kind.is_file() {
             Kind::File
@@ -60,19 +79,20 @@ fn entries(dir: &Dir) -> io::Result<(Vec<Entry>, usize)> {
             Kind::Special
         };
         match entry.file_name().into_string() {
-            Ok(name) => entries.push(Entry { name, kind }),
-            Err(_) => unnamed += 1,
+            Ok(name) => found.named.push(Entry { name, kind }),
+            Err(_) => found.unnamed += 1,
         }
     }
-    entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    Ok((entries, unnamed))
+    found.named.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
 }
 
 /// The same without files that are on their way to their places, or were left there by a crash.
-fn placed(dir: &Dir) -> io::Result<(Vec<Entry>, usize)> {
-    let (mut entries, unnamed) = entries(dir)?;
-    entries.retain(|entry| entry.kind != Kind::File || !StagedFile::is_own_name(&entry.name));
-    Ok((entries, unnamed))
+fn placed(dir: &Dir) -> io::Result<Entries> {
+    let mut entries = entries(dir)?;
+    let is_placed = |it: &Entry| it.kind != Kind::File || !StagedFile::is_own_name(&it.name);
+    entries.named.retain(is_placed);
+    Ok(entries)
 }
 
 fn join(base: &str, name: &str) -> String {
@@ -85,14 +105,14 @@ pub(super) fn list(
     path: &str,
     permit: &Permit,
 ) -> Result<String, ToolError> {
-    let (entries, unnamed) =
+    let Entries { named, unnamed, has_more } =
         workspace.open_dir(path).and_then(|dir| placed(&dir)).map_err(|e| refused(path, &e))?;
-    let total = entries.len();
+    let total = named.len();
     let shown = |entry: &Entry| match entry.kind {
         Kind::Directory => permit.may_enter(&join(path, &entry.name)),
         _ => permit.may_read(&join(path, &entry.name)),
     };
-    let visible: Vec<_> = entries.into_iter().filter(shown).collect();
+    let visible: Vec<_> = named.into_iter().filter(shown).collect();
     let hidden = total - visible.len();
     let mut answer = String::new();
     for Entry { name, kind } in visible.iter().take(MAX_LISTED) {
@@ -114,6 +134,9 @@ pub(super) fn list(
     );
     note(&mut answer, hidden, "entries that the path rules hide");
     note(&mut answer, unnamed, "entries whose names are not UTF-8");
+    if has_more {
+        let _ = writeln!(answer, "[Only {MAX_VISITED} entries were read; there are more.]");
+    }
     Ok(trimmed(answer))
 }
 
@@ -286,16 +309,19 @@ pub(super) fn everything_in(
     let mut open = vec![String::new()];
     while let Some(base) = open.pop() {
         let full = if base.is_empty() { path.to_owned() } else { format!("{path}/{base}") };
-        let (entries, unnamed) = workspace
+        let Entries { named, unnamed, has_more } = workspace
             .open_dir(&full)
             .and_then(|dir| entries(&dir))
             .map_err(|e| refused(&full, &e))?;
+        if has_more {
+            return Err(too_many());
+        }
         if unnamed > 0 {
             return Err(ToolError::ForModel(format!(
                 "{full:?} holds names that are not UTF-8 and cannot be moved"
             )));
         }
-        for Entry { name, kind } in entries {
+        for Entry { name, kind } in named {
             let relative = if base.is_empty() { name } else { format!("{base}/{name}") };
             if found.len() >= limit {
                 return Err(too_many());
@@ -316,6 +342,8 @@ pub(super) fn everything_in(
 #[derive(Default)]
 struct Walked {
     visited: usize,
+    /// Whether a directory has more entries than are read.
+    has_more: bool,
     hidden: usize,
     unnamed: usize,
     too_deep: usize,
@@ -323,7 +351,7 @@ struct Walked {
 
 impl Walked {
     fn note(&self, answer: &mut String) {
-        if self.visited >= MAX_VISITED {
+        if self.has_more || self.visited >= MAX_VISITED {
             let _ = writeln!(
                 answer,
                 "[Stopped after {MAX_VISITED} entries; give a path further down to see the rest.]"
@@ -354,13 +382,14 @@ fn walk(
 ) -> Result<Walked, ToolError> {
     let mut walked = Walked::default();
     let dir = workspace.open_dir(path).map_err(|e| refused(path, &e))?;
-    let (first, unnamed) = placed(&dir).map_err(|e| refused(path, &e))?;
-    walked.unnamed += unnamed;
+    let first = placed(&dir).map_err(|e| refused(path, &e))?;
+    walked.unnamed += first.unnamed;
+    walked.has_more |= first.has_more;
     let mut levels = vec![Level {
         dir,
         full: path.to_owned(),
         relative: ".".into(),
-        entries: first.into_iter(),
+        entries: first.named.into_iter(),
     }];
     while let Some(level) = levels.last_mut() {
         let Some(entry) = level.entries.next() else {
@@ -386,13 +415,14 @@ fn walk(
         if is_dir {
             let dir = level.dir.open_dir_nofollow(&entry.name);
             match dir.and_then(|dir| placed(&dir).map(|found| (dir, found))) {
-                Ok((dir, (entries, unnamed))) if levels.len() < MAX_DEPTH => {
-                    walked.unnamed += unnamed;
+                Ok((dir, found)) if levels.len() < MAX_DEPTH => {
+                    walked.unnamed += found.unnamed;
+                    walked.has_more |= found.has_more;
                     levels.push(Level {
                         dir: dir.into(),
                         full,
                         relative,
-                        entries: entries.into_iter(),
+                        entries: found.named.into_iter(),
                     });
                 }
                 _ => walked.too_deep += 1,
@@ -429,4 +459,24 @@ fn note(answer: &mut String, count: usize, what: &str) {
 fn trimmed(mut answer: String) -> String {
     answer.truncate(answer.trim_end().len());
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use cap_std::ambient_authority;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_tells_whether_it_has_more_entries_than_are_read() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = Dir::open_ambient_dir(place.path(), ambient_authority()).unwrap();
+        for name in ["a", "b", "c"] {
+            dir.write(name, "").unwrap();
+        }
+        for (most, named, has_more) in [(2, 2, true), (3, 3, false), (4, 3, false)] {
+            let found = entries_up_to(&dir, most).unwrap();
+            assert_eq!((found.named.len(), found.has_more), (named, has_more), "{most}");
+        }
+    }
 }

@@ -224,7 +224,7 @@ async fn listened(shared: &Shared, output: impl AsyncRead + Unpin) -> Option<Str
             Ok(ServerMessage::Other) => false,
         };
         if !is_answer && !throttle.admits() {
-            return Some("it says too much that nobody asked for".to_owned());
+            return Some("it sends too much that was not asked for".to_owned());
         }
     }
 }

@@ -18,12 +18,13 @@ use super::redirection_targets::delete_unopened;
 use crate::bounds::text::quoted;
 use crate::event::{ChangeKind, FileChange};
 use crate::governance::{Decision, Permit};
-use crate::tools::ToolContext;
+use crate::tools::own_writes::Watch;
 use crate::tools::removal::make_accessible;
 use crate::tools::sandbox::reach::Before;
 use crate::tools::sandbox::tree_cache::{self, Stamp, Tree};
 use crate::tools::sandbox::walk::{MAX_WALKED, WalkEntry, WalkLimit, walk};
 use crate::tools::staged_file::StagedFile;
+use crate::tools::{ToolContext, Workspace};
 
 /// Entries that are inspected after programs have ended. Programs may have created more than there may be before
 /// the next call.
@@ -94,18 +95,20 @@ struct Found {
     denied_files: Vec<DeniedFile>,
 }
 
-fn inspect_files(permit: &Permit, context: &ToolContext, before: Before) {
-    match detect_changes(permit, context, before) {
-        Ok(found) => record_changes(found, permit, context),
+fn inspect_files(permit: &Permit, context: &ToolContext, mut before: Before) {
+    match detect_changes(permit, context, &mut before) {
+        Ok(found) => record_changes(found, permit, context, &before.own),
         Err(error) => context
             .changed
             .object(format!("The files that the programs left could not be inspected: {error}.")),
     }
 }
 
-fn record_changes(found: Found, permit: &Permit, context: &ToolContext) {
+fn record_changes(found: Found, permit: &Permit, context: &ToolContext, own: &Watch) {
     let Found { changes, denied_files } = found;
-    for (path, kind) in changes.iter().flat_map(|changes| by_programs(changes)) {
+    let of_programs =
+        changes.iter().flat_map(|changes| by_programs(changes, &context.workspace, own));
+    for (path, kind) in of_programs {
         let ruling = permit.ruling_on_program_file(path);
         // Without a pattern the objection is not about this file; the kernel enforces the rule.
         if ruling.decision == Decision::Warned && ruling.pattern.is_some() {
@@ -148,17 +151,30 @@ fn record_changes(found: Found, permit: &Permit, context: &ToolContext) {
 }
 
 /// The changes without those of files that the service itself writes and that are not in their places yet.
-fn by_programs(changes: &[(String, ChangeKind)]) -> impl Iterator<Item = &(String, ChangeKind)> {
-    let is_staged = |path: &str| path.rsplit('/').next().is_some_and(StagedFile::is_own_name);
+fn by_programs<'a>(
+    changes: &'a [(String, ChangeKind)],
+    workspace: &'a Workspace,
+    own: &'a Watch,
+) -> impl Iterator<Item = &'a (String, ChangeKind)> {
+    let is_staged = move |path: &str| {
+        path.rsplit('/').next().is_some_and(StagedFile::is_own_name)
+            && workspace
+                .holder(path)
+                .is_ok_and(|(directory, name)| own.is_staged(&directory, OsStr::new(name)))
+    };
     changes.iter().filter(move |(path, _)| !is_staged(path))
 }
 
 /// Finds the changes: from the kernel's reports if these are complete, else by a walk.
-fn detect_changes(permit: &Permit, context: &ToolContext, mut before: Before) -> io::Result<Found> {
+fn detect_changes(
+    permit: &Permit,
+    context: &ToolContext,
+    before: &mut Before,
+) -> io::Result<Found> {
     let root = context.workspace.root();
     let changes =
         before.tree.as_mut().and_then(|tree| tree.updated(&root, |path| permit.may_visit(path)));
-    let Some(changes) = changes else { return found(permit, context, &before) };
+    let Some(changes) = changes else { return found(permit, context, before) };
     if let Some(tree) = before.tree.take() {
         tree_cache::put(&root, permit.denied_as_written(), tree);
     }
@@ -285,11 +301,37 @@ mod tests {
 
     #[test]
     fn files_on_their_way_into_the_workspace_are_no_changes_of_programs() {
-        let staged = ".toolloop-0123456789abcdef0123456789abcdef.tmp";
-        let inner = format!("a/{staged}");
-        let paths = [staged, &inner, "a/.toolloop-own.tmp", "a/b"];
-        let changes = paths.map(|path| (path.to_owned(), ChangeKind::Created));
-        let left: Vec<&str> = by_programs(&changes).map(|(path, _)| path.as_str()).collect();
-        assert_eq!(left, paths[2..]);
+        let root = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open(root.path(), "t", ".").unwrap();
+        workspace.root().create_dir("a").unwrap();
+        let inner = Arc::new(workspace.root().open_dir("a").unwrap());
+        let staged = [workspace.root(), inner].map(|dir| StagedFile::create(&dir).unwrap().0);
+        let mut paths = Vec::new();
+        for above in ["", "a/"] {
+            let dir = root.path().join("t").join(above);
+            for entry in std::fs::read_dir(dir).unwrap() {
+                let name = entry.unwrap().file_name().into_string().unwrap();
+                if name != "a" {
+                    paths.push(format!("{above}{name}"));
+                }
+            }
+        }
+        assert_eq!(paths.len(), 2);
+        let own = Watch::default();
+        let by_programs_only = [
+            ".toolloop-0123456789abcdef0123456789abcdef.tmp",
+            "a/.toolloop-0123456789abcdef0123456789abcdef.tmp",
+            "a/.toolloop-own.tmp",
+            "a/b",
+        ];
+        for path in by_programs_only {
+            workspace.root().write(path, "").unwrap();
+        }
+        paths.extend(by_programs_only.map(str::to_owned));
+        let changes: Vec<_> = paths.into_iter().map(|path| (path, ChangeKind::Created)).collect();
+        let left = || by_programs(&changes, &workspace, &own).map(|(path, _)| path.as_str());
+        assert!(left().eq(by_programs_only));
+        drop(staged);
+        assert!(left().eq(by_programs_only), "those that went away since are none either");
     }
 }

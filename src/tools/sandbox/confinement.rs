@@ -61,7 +61,7 @@ pub(super) fn limit(limits: &Limits, counts_processes: bool) -> io::Result<()> {
     setrlimit(Resource::Fsize, both(limits.file_size))?;
     setrlimit(Resource::Core, both(0))?;
     if counts_processes {
-        // The two are the supervisor's namesake in there and the runner.
+        // The two additional tasks are the supervisor and the runner.
         setrlimit(Resource::Nproc, both(limits.processes.saturating_add(2)))?;
     }
     Ok(())
@@ -94,7 +94,7 @@ pub(super) fn drop_capabilities() -> io::Result<()> {
 }
 
 /// Restricts files to what is reached, TCP to this port or to nothing, and signals and abstract
-/// sockets to the programs themselves. Answers the version of the interface that does so; 0 for
+/// sockets to the programs themselves. Returns the version of the interface that does so; 0 for
 /// none.
 pub(super) fn landlock(reached: &[ReachablePath], port: Option<u16>) -> Result<u32, RulesetError> {
     let ruleset = Ruleset::default()

@@ -99,7 +99,7 @@ pub struct Settings {
 pub struct Sandbox {
     settings: Settings,
     kernel: OnceCell<Kernel>,
-    /// What it is taken for until that is known.
+    /// What is assumed of the kernel until it was probed.
     unknown: Kernel,
     supervisors: Supervisors,
 }
@@ -385,7 +385,7 @@ fn is_late(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::TimedOut
 }
 
-/// The directory that temporary files of programs are covered or made in: this user's alone.
+/// The directory for temporary files of programs, which only this user can access.
 fn temporary() -> io::Result<String> {
     let user = rustix::process::geteuid();
     let directory = std::env::temp_dir().join(format!("toolloop-{}", user.as_raw()));

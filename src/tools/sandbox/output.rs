@@ -11,6 +11,10 @@ use crate::bounds::secrets;
 
 /// Bytes that are read at once.
 const PIECE: usize = 64 * 1024;
+/// Bytes beside a cut by which secrets there are recognised.
+const BESIDE: usize = 8 * 1024;
+/// Bytes of a character after its first one, at most.
+const MAX_CONTINUED: usize = 3;
 /// Bytes of a line that is inspected while it arrives.
 const MAX_LINE: usize = 16 * 1024;
 
@@ -97,45 +101,88 @@ fn pass(
     line.clear();
 }
 
-/// The first and the last bytes of a stream.
+/// The first and the last bytes of a stream, with those beside their cuts.
 struct KeptOutput {
     first: Vec<u8>,
     last: VecDeque<u8>,
-    /// Of each of the two.
+    /// Of each of the two, without those beside its cut.
     most: usize,
-    omitted: u64,
+    /// Bytes between the two.
+    dropped: u64,
 }
 
 impl KeptOutput {
     fn new(most: usize) -> Self {
-        Self { first: Vec::new(), last: VecDeque::new(), most: most / 2, omitted: 0 }
+        Self { first: Vec::new(), last: VecDeque::new(), most: most / 2, dropped: 0 }
     }
 
     fn add(&mut self, bytes: &[u8]) {
-        let (first, rest) = bytes.split_at(bytes.len().min(self.most - self.first.len()));
+        let most = self.most + BESIDE;
+        let (first, rest) = bytes.split_at(bytes.len().min(most - self.first.len()));
         self.first.extend_from_slice(first);
-        let skipped = rest.len().saturating_sub(self.most);
+        let skipped = rest.len().saturating_sub(most);
         self.last.extend(&rest[skipped..]);
-        let over = self.last.len().saturating_sub(self.most);
+        let over = self.last.len().saturating_sub(most);
         self.last.drain(..over);
-        self.omitted += (skipped + over) as u64;
+        self.dropped += (skipped + over) as u64;
     }
 
     fn output(self) -> Output {
-        let Self { mut first, last, omitted, .. } = self;
-        if omitted == 0 {
-            first.extend(last);
-            let text = String::from_utf8_lossy(&first).into_owned();
-            return Output { text, ..Output::default() };
+        let Self { mut first, last, most, dropped } = self;
+        let mut last: Vec<u8> = last.into();
+        if dropped == 0 {
+            first.append(&mut last);
+            if first.len() <= 2 * most {
+                let text = String::from_utf8_lossy(&first).into_owned();
+                return Output { text, ..Output::default() };
+            }
+            last.clone_from(&first);
         }
-        let last: Vec<u8> = last.into();
-        let mut text = String::from_utf8_lossy(&first).into_owned();
+        let all = if dropped == 0 { first.len() } else { first.len() + last.len() };
+        let (mut text, cut_first) = beginning(&first, most);
+        let (end, cut_last) = ending(&last, most);
+        let kept = 2 * most - cut_first - cut_last;
+        let omitted = dropped + (all - kept) as u64;
         let start = text.len();
         text.push_str(&left_out(omitted));
         let note = start..text.len();
-        text.push_str(&String::from_utf8_lossy(&last));
+        text.push_str(&end);
         Output { text, omitted, note }
     }
+}
+
+/// The text of the first bytes, of at most so many, without a part of a secret or of a character at its end;
+/// and how many bytes were cut off for that, at most all of them.
+fn beginning(bytes: &[u8], most: usize) -> (String, usize) {
+    let at = (most.saturating_sub(MAX_CONTINUED)..=most)
+        .rev()
+        .find(|at| bytes.get(*at).is_none_or(|byte| !is_continuation(*byte)));
+    let at = at.unwrap_or(most);
+    let mut text = String::from_utf8_lossy(&bytes[..at]).into_owned();
+    let whole = text.len();
+    text.push_str(&String::from_utf8_lossy(&bytes[at..]));
+    text.truncate(secrets::head(&text, whole).len());
+    let cut = most - at + whole - text.len();
+    (text, cut.min(most))
+}
+
+/// The same of the last bytes.
+fn ending(bytes: &[u8], most: usize) -> (String, usize) {
+    let start = bytes.len() - most;
+    let at = (start..=bytes.len().min(start + MAX_CONTINUED))
+        .find(|at| bytes.get(*at).is_none_or(|byte| !is_continuation(*byte)));
+    let at = at.unwrap_or(start);
+    let mut text = String::from_utf8_lossy(&bytes[..at]).into_owned();
+    let before = text.len();
+    text.push_str(&String::from_utf8_lossy(&bytes[at..]));
+    let whole = text.len() - before;
+    let end = secrets::tail(&text, whole).to_owned();
+    let cut = at - start + whole - end.len();
+    (end, cut.min(most))
+}
+
+fn is_continuation(byte: u8) -> bool {
+    byte & 0b1100_0000 == 0b1000_0000
 }
 
 /// The note between a beginning and an end.
@@ -203,6 +250,37 @@ mod tests {
             assert!(output.text.starts_with(&first) && output.text.ends_with(&last), "{length}");
             assert_eq!(output.text.contains("left out"), omitted > 0, "{length}");
         }
+    }
+
+    #[tokio::test]
+    async fn no_part_of_a_secret_is_left_where_a_stream_is_cut() {
+        let secret = "password: hunter2hunter2";
+        let most = 2000;
+        let fill = |bytes: usize| "words \n".repeat(bytes).split_off(6 * bytes);
+        for part in 0..=secret.len() {
+            for rest in [0, 100, 50_000] {
+                let (before, after) = (fill(1000 - part), fill(1000 + rest));
+                let at_first_cut = format!("{before}{secret}\n{after}");
+                let at_last_cut = format!("{after}\n{secret}{before}");
+                for all in [at_first_cut, at_last_cut] {
+                    let output = captured(all.as_bytes(), most, None).await.unwrap();
+                    let shown = secrets::redacted(&output.text);
+                    assert!(!shown.contains("unter") && !shown.contains("er2"), "{part}: {shown}");
+                    let (head, tail) = output.ends();
+                    let kept = (head.len() + tail.len()) as u64;
+                    assert_eq!(output.omitted + kept, all.len() as u64, "{part} {rest}");
+                    assert!(kept > 1800, "{part} {rest}");
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_character_at_a_cut_is_left_out_whole() {
+        let all = "ä".repeat(10_000);
+        let output = captured(all.as_bytes(), 10, None).await.unwrap();
+        assert_eq!(output.ends(), ("ää", "ää"));
+        assert_eq!(output.omitted, 19_992);
     }
 
     #[tokio::test]

@@ -45,7 +45,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     pub when: When,
-    /// Whether success and failure change places.
+    /// Whether success counts as failure, and failure as success.
     pub negated: bool,
     pub commands: Vec<Command>,
 }
@@ -63,7 +63,7 @@ pub enum When {
 pub struct Command {
     /// Absolute.
     pub program: String,
-    /// With the program's name as it was written in the first place.
+    /// The first one is the program's name, as it was written.
     pub arguments: Vec<String>,
     /// Beside the plan's.
     pub environment: Vec<(String, String)>,
@@ -85,7 +85,7 @@ pub enum Target {
     Read(String),
     Write(String),
     Append(String),
-    /// Another of the three streams, as it is then.
+    /// Where another of the three streams leads at that moment.
     Stream(u8),
 }
 

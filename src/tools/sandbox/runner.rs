@@ -386,8 +386,8 @@ fn opened_to_write(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
             format!("{path}: has {links} hard links; writing it would change files elsewhere");
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
     }
-    // One that was made for this keeps its mark until it is opened. Without namespaces no program sets
-    // times.
+    // A file that was created for a redirection has the time 0 until it is opened. Without namespaces, no
+    // process of the sandbox may set times.
     if is_regular(&found) && found.st_mtime == 0 && found.st_size == 0 {
         let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
         let times = rustix::fs::Timestamps { last_access: now, last_modification: now };

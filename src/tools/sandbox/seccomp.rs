@@ -76,7 +76,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_fanotify_init,
     LISTMOUNT,
     STATMOUNT,
-    // what others do with files that cannot be read
+    // what other processes do with files, and what only an administrator needs
     libc::SYS_inotify_add_watch,
     libc::SYS_quotactl,
     libc::SYS_quotactl_fd,
@@ -164,8 +164,8 @@ const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
 const OF_A_PROCESS: &[i64] =
     &[libc::SYS_sched_setscheduler, libc::SYS_sched_setparam, libc::SYS_sched_setattr];
 
-/// Installs the filters for this process and its descendants. Without namespaces, other processes
-/// and the attributes of files are out of reach by them alone.
+/// Installs the filters for this process and its descendants. Without namespaces,
+/// only these filters protect other processes and the attributes of files.
 pub(super) fn refuse_calls(has_namespaces: bool, network: bool) -> io::Result<()> {
     let compiled = filters(has_namespaces, network).map_err(io::Error::other)?;
     compiled.iter().try_for_each(|filter| apply_filter(filter).map_err(io::Error::other))
@@ -181,9 +181,9 @@ fn filters(
         refused.extend(ATTRIBUTES.iter().chain(ATTRIBUTES_HERE).map(|call| (*call, vec![])));
         refused.extend(settings_of_others()?);
     }
-    // Limits are a program's own to lower.
+    // A program may lower its own limits, and no others'.
     refused.insert(libc::SYS_prlimit64, vec![only(argument(0, Op::Ne, 0)?)?]);
-    // Its pages count for no process that has given them back, and stay.
+    // Pages of shared memory that a process gives back remain, and count for no process.
     let shared = u64::from((libc::MAP_SHARED | libc::MAP_ANONYMOUS).unsigned_abs());
     refused.insert(libc::SYS_mmap, vec![only(argument(3, Op::MaskedEq(shared), shared)?)?]);
     if network {
@@ -203,7 +203,7 @@ fn filters(
             only(argument(1, Op::MaskedEq(KINDS), raw)?)?,
         ],
     );
-    // Sending is for the pairs: never to an address.
+    // Sending is allowed on connected pairs only, never to an address.
     let addressed = SeccompCondition::new(4, Len::Qword, Op::Ne, 0)?;
     refused.insert(libc::SYS_sendto, vec![only(addressed)?]);
     let terminal = [libc::TIOCSTI, libc::TIOCLINUX];

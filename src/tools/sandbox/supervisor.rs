@@ -103,8 +103,8 @@ fn write_all(to: impl AsFd, mut text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Namespaces in which only this user exists, with the same id, and where that is asked for no
-/// network but the proxy.
+/// Enters namespaces in which only this user exists, with the same id; with `has_network`, also one whose
+/// only network is the proxy.
 fn own_namespaces(has_network: bool) -> io::Result<()> {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     enter_namespaces(has_network)?;

@@ -49,8 +49,8 @@ pub(super) fn exec(program: &CStr, arguments: &[CString], environment: &[CString
     io::Error::last_os_error()
 }
 
-/// Moves this process into namespaces of its own: users, mounts, IPC and, where that is asked for,
-/// network at once, processes from its next child on.
+/// Moves this process into its own namespaces of users, mounts and IPC, with `network` also of the network,
+/// and its children, from the next one on, into one of processes.
 pub(super) fn enter_namespaces(network: bool) -> io::Result<()> {
     let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
     let flags = if network { flags | libc::CLONE_NEWNET } else { flags };

@@ -27,7 +27,7 @@ const MOST_COUNTED: usize = 100_000;
 pub(super) struct Usage {
     /// Processes and threads.
     pub(super) tasks: u64,
-    /// Bytes of memory that are theirs.
+    /// Bytes of their memory.
     pub(super) memory: u64,
 }
 

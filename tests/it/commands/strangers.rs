@@ -1,4 +1,4 @@
-//! Commands whose address is that of something else than a toolloop service, which answers 200.
+//! Commands whose address is not that of a toolloop service, but of a server that answers 200.
 
 use axum::Router;
 use axum::http::StatusCode;

@@ -176,7 +176,7 @@ impl Site {
         PgConnection::connect(&self.database_url).await.unwrap()
     }
 
-    /// Waits until a statement that counts gives at least so many; how many.
+    /// Waits until a counting statement returns at least this many; returns the count.
     pub(super) async fn until_counted(&self, sql: &str, least: i64) -> i64 {
         let begun = Instant::now();
         let mut database = self.database().await;

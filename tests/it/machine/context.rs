@@ -445,6 +445,21 @@ fn the_window_is_that_of_the_model_that_answered_last() {
     }
 }
 
+#[test]
+fn a_refused_call_is_made_smaller_for_the_window_of_the_model_that_refused_it() {
+    let long = || Calls(vec!["long"]);
+    let window = |model: &str, tokens| Window { model: model.into(), tokens };
+    let windows = vec![window("other/m", None), window("mock/m", Some(9000))];
+    let script = vec![long(), long(), long(), TooLong, Text("x")];
+    let mut bench = Bench::new(Rules { windows, ..text() }, script);
+    bench.run(false);
+    let known = bench.journal.iter().find_map(|event| match &event.what {
+        RunEvent::ContextCompacted(compacted) => Some(compacted.window),
+        _ => None,
+    });
+    assert_eq!(known, Some(Some(9000)));
+}
+
 fn part() -> impl Strategy<Value = Part> {
     let lengths = prop::collection::vec(prop_oneof![0..80usize, 80..2000usize], 0..4);
     prop_oneof![3 => lengths.prop_map(Called), 1 => (0..500usize).prop_map(Said)]

@@ -638,6 +638,21 @@ fn conditions() -> Vec<Row> {
 }
 
 #[test]
+fn a_second_submit_reads_that_the_response_was_answered_without_it() {
+    let script = vec![Calls(vec![BAD, "submit", "submit"]), Calls(vec![OK, "submit"])];
+    let mut bench = Bench::new(reflected(), script);
+    bench.run(false);
+    assert_eq!(bench.reason(), "completed");
+    let first = bench.state.conversation().turns().iter().find_map(|turn| match turn {
+        Turn::Assistant(turn) => Some(turn),
+        Turn::User(_) => None,
+    });
+    let results = first.unwrap().results();
+    assert!(results[1].is_error, "{results:?}");
+    assert_eq!(&*results[2].content, "Not validated: the response was answered without this call.");
+}
+
+#[test]
 fn a_last_answer_is_a_partial_output() {
     let rules = answering(limited(text(), |limits, _| limits.max_iterations = 1));
     let mut bench = Bench::new(rules, vec![Calls(vec!["a"]), Text("as far as I got")]);

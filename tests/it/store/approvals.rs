@@ -1,5 +1,5 @@
-//! What parked runs wait for: asked with the event, answered once, void with the end, and never a
-//! run that stays parked for ever.
+//! The requests of parked runs: each is stored with its event, answered once, and void when the run ends. No
+//! run stays parked for ever.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::FutureExt;
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 use toolloop::store::writer::{AppendError, Writer};
@@ -216,6 +217,32 @@ async fn postgres_cutting_connections_harms_no_run() {
         }
     }
     assert!(cuts >= 2, "only {cuts} connections were cut");
+}
+
+/// Nothing else ends while the first commit waits, so it is the time that lets the second one begin.
+#[tokio::test]
+async fn postgres_a_commit_that_waits_for_a_lock_does_not_keep_others_waiting() {
+    let db = Db::postgres().await;
+    let writer = writer(&db);
+    let (mut locked, mut free) = (Script::owned(), Script::owned());
+    writer.append(locked.start()).await.unwrap();
+    writer.append(free.start()).await.unwrap();
+    let mut other = PgConnection::connect(&db.url).await.unwrap();
+    let mut lock = other.begin().await.unwrap();
+    sqlx::query("SELECT FROM runs WHERE id = $1 FOR UPDATE")
+        .bind(locked.id)
+        .execute(&mut *lock)
+        .await
+        .unwrap();
+    let mut waiting = Box::pin(writer.append(locked.write(vec![responded(1, &[])])));
+    let waits = "SELECT EXISTS (SELECT FROM pg_stat_activity \
+                 WHERE datname = current_database() AND wait_event_type = 'Lock')";
+    let mut watch = PgConnection::connect(&db.url).await.unwrap();
+    while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&mut watch).await.unwrap() {}
+    assert_eq!(writer.append(free.write(vec![responded(1, &[])])).await, Ok(()));
+    assert_eq!(waiting.as_mut().now_or_never(), None, "its row is locked");
+    lock.rollback().await.unwrap();
+    assert_eq!(waiting.await, Ok(()));
 }
 
 async fn an_attempt_in_progress_does_not_undo_a_redelivery(db: Db) {

@@ -1,4 +1,4 @@
-//! What was kept for long enough goes with all that belongs to it; what goes on or is parked stays.
+//! Expired runs are deleted with all that belongs to them; runs in progress and parked runs stay.
 
 use std::sync::Mutex;
 

@@ -1,5 +1,5 @@
-//! Which path has which content: changes of others are not written over, and no content goes that is
-//! needed.
+//! Which path has which content: changes of others are not overwritten, and no content is deleted that
+//! is needed.
 
 use chrono::TimeDelta;
 use sqlx::{Connection, PgConnection};

@@ -8,15 +8,18 @@
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSlice, Result};
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::BufMut as _;
 use hyper::rt::Executor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
+use tokio_util::io::poll_read_buf;
 
 use super::timing::{Answer, ConnectionTiming};
 use crate::http::edge::large_answers;
@@ -27,10 +30,14 @@ const CONTENDED: Duration = Duration::from_secs(1);
 /// How long a closed connection still reads, so that the client gets the response before a reset.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Bytes that are read at once. So many of the next request, at most, are in memory while one is answered.
+const MAX_READ: usize = 16 << 10;
+
 /// A connection's socket, whose writes fail if they are blocked for `write_timeout`.
 #[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,
+    client: IpAddr,
     timing: Arc<ConnectionTiming>,
     write_timeout: Duration,
     stall: Option<Stall>,
@@ -41,10 +48,11 @@ pub(super) struct Socket {
 impl Socket {
     pub(super) fn new(
         stream: TcpStream,
+        client: IpAddr,
         timing: Arc<ConnectionTiming>,
         write_timeout: Duration,
     ) -> Self {
-        Self { stream, timing, write_timeout, stall: None, lingering: None }
+        Self { stream, client, timing, write_timeout, stall: None, lingering: None }
     }
 
     /// Starts the timeout of a blocked write, and ends it when the write succeeds.
@@ -115,12 +123,16 @@ impl AsyncRead for Socket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<Result<()>> {
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let mut part = (&mut *buffer).limit(MAX_READ);
+        let read = poll_read_buf(Pin::new(&mut self.stream), context, &mut part);
         let received = &mut buffer.filled_mut()[before..];
         if !received.is_empty() {
             self.timing.bytes_received(received);
+            if !self.timing.has_memory(received.len(), self.client) {
+                return Poll::Ready(Err(Error::other("there is no memory for its request head")));
+            }
         }
-        read
+        read.map_ok(|_| ())
     }
 }
 

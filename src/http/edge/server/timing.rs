@@ -4,12 +4,15 @@
 //! none. The socket reports received bytes and blocked writes, the service reports the begin and end
 //! of requests, and the connection's only timer reads the deadline. Nothing is closed here.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::Limits;
+use super::frames::Frames;
+use super::head_memory::HeadMemory;
 
 /// What an HTTP/2 connection begins with (RFC 9113, section 3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -42,6 +45,9 @@ struct State {
     lingers: bool,
     /// Of the head that is being read, the last bytes, as far as they end lines; `None` outside of one.
     head: Option<LineEnd>,
+    /// Those of HTTP/2.
+    frames: Frames,
+    head_memory: HeadMemory,
 }
 
 /// What the bytes of a request head end with.
@@ -71,6 +77,8 @@ impl ConnectionTiming {
             write_blocked: false,
             lingers: false,
             head: None,
+            frames: Frames::default(),
+            head_memory: HeadMemory::default(),
         }))
     }
 
@@ -95,7 +103,8 @@ impl ConnectionTiming {
         if matches!(state.phase, Phase::Connected | Phase::Idle) && state.requests == 0 {
             state.enter(Phase::ReadingHead);
         }
-        state.look_for_preface(bytes);
+        let frames = state.frames_in(bytes);
+        state.frames.read(frames);
         let Some(mut end) = state.head.filter(|_| state.requests == 0) else { return };
         for byte in bytes.iter() {
             end = match (*byte, end) {
@@ -116,6 +125,21 @@ impl ConnectionTiming {
             };
         }
         state.head = Some(end);
+    }
+
+    /// Whether there is memory for so many bytes that were received; always, outside of a request head.
+    pub(super) fn has_memory(&self, bytes: usize, client: IpAddr) -> bool {
+        let mut state = self.state();
+        let (phase, is_answering) = (state.phase, state.requests > 0);
+        match phase {
+            Phase::ReadingHead => is_answering || state.head_memory.grow(bytes, client),
+            Phase::Multiplexed if state.frames.is_in_head() => state.head_memory.hold(client),
+            Phase::Multiplexed => {
+                state.head_memory = HeadMemory::default();
+                true
+            }
+            Phase::Connected | Phase::Idle => true,
+        }
     }
 
     pub(super) fn set_write_blocked(&self, blocked: bool) {
@@ -165,15 +189,20 @@ fn make_invalid(bytes: &mut [u8]) {
 }
 
 impl State {
-    fn look_for_preface(&mut self, bytes: &[u8]) {
-        let Some(missing) = self.preface else { return };
+    /// The frames of HTTP/2 in these bytes; the connection is one of HTTP/2 once its preface is complete.
+    fn frames_in<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        let Some(missing) = self.preface else {
+            return if self.phase == Phase::Multiplexed { bytes } else { &[] };
+        };
         let length = missing.len().min(bytes.len());
         let (came, rest) = missing.split_at(length);
         let goes_on = bytes.starts_with(came);
         self.preface = (goes_on && !rest.is_empty()).then_some(rest);
-        if goes_on && rest.is_empty() {
-            self.enter(Phase::Multiplexed);
+        if !goes_on || !rest.is_empty() {
+            return &[];
         }
+        self.enter(Phase::Multiplexed);
+        &bytes[length..]
     }
 
     fn enter(&mut self, phase: Phase) {
@@ -199,7 +228,12 @@ pub(super) struct OpenRequest {
 
 impl OpenRequest {
     pub(super) fn new(timing: &Arc<ConnectionTiming>) -> Self {
-        timing.state().requests += 1;
+        let mut state = timing.state();
+        state.requests += 1;
+        if state.phase != Phase::Multiplexed {
+            state.head_memory = HeadMemory::default();
+        }
+        drop(state);
         Self { timing: Arc::clone(timing), answer: Answer::Small }
     }
 

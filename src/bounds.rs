@@ -23,6 +23,7 @@ pub mod pattern;
 pub mod retry_after;
 pub mod schema;
 pub mod secrets;
+pub mod shared_answer;
 pub mod tally;
 pub mod template;
 pub mod text;

@@ -20,7 +20,7 @@ static AHEAD: AtomicI64 = AtomicI64::new(0);
 pub fn now() -> DateTime<Utc> {
     #[cfg(test)]
     if let Some(now) = simulated::now() {
-        return now;
+        return now.trunc_subsecs(6);
     }
     of_machine(machine()).trunc_subsecs(6)
 }

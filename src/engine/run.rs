@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use chrono::{DateTime, SubsecRound, Utc};
+use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -294,7 +294,7 @@ impl Run {
         if is_other_end && !self.state.is_cancel_requested() && !self.control.end() {
             return Ok(());
         }
-        let at = clock::now().trunc_subsecs(6);
+        let at = clock::now();
         if !matches!(what, RunEvent::ToolCallCompleted(_)) {
             self.note_lost(&what);
         }

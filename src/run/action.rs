@@ -119,26 +119,6 @@ impl Action {
 
     /// The actions as the journal keeps them: all, or none where they are too large for an event.
     pub fn recorded(actions: &Arc<[Self]>) -> Arc<[Self]> {
-        if Self::are_too_large(actions) { Arc::default() } else { Arc::clone(actions) }
-    }
-
-    /// The hash of actions that are too large for an event.
-    pub fn hash_of_unrecorded(actions: &[Self]) -> Option<String> {
-        Self::are_too_large(actions).then(|| Self::hash_of(actions))
-    }
-
-    /// SHA-256 of the actions, without how many lines they change.
-    pub fn hash_of(actions: &[Self]) -> String {
-        let mut hash = Sha256::new();
-        for action in actions {
-            let action = Self { lines: 0, ..action.clone() };
-            hash.update(serde_json::json!(action).to_string());
-            hash.update("\n");
-        }
-        hex::encode(hash.finalize())
-    }
-
-    fn are_too_large(actions: &[Self]) -> bool {
         let size = |action: &Self| {
             let made = action.makes.iter().map(String::len).sum::<usize>();
             made + match &action.what {
@@ -150,7 +130,24 @@ impl Action {
                 }
             } + 64
         };
-        actions.iter().map(size).sum::<usize>() > MAX_RECORDED
+        let total = actions.iter().map(size).sum::<usize>();
+        if total > MAX_RECORDED { Arc::default() } else { Arc::clone(actions) }
+    }
+
+    /// The hash of actions, unless they are recorded.
+    pub fn hash_of_unrecorded(actions: &[Self], recorded: &[Self]) -> Option<String> {
+        (recorded.len() < actions.len()).then(|| Self::hash_of(actions))
+    }
+
+    /// SHA-256 of the actions, without how many lines they change.
+    pub fn hash_of(actions: &[Self]) -> String {
+        let mut hash = Sha256::new();
+        for action in actions {
+            let action = Self { lines: 0, ..action.clone() };
+            hash.update(serde_json::json!(action).to_string());
+            hash.update("\n");
+        }
+        hex::encode(hash.finalize())
     }
 }
 
@@ -271,8 +268,11 @@ mod tests {
         };
         assert_eq!(Action::recorded(&reads(300)).len(), 300);
         assert_eq!(Action::recorded(&reads(1_000)).len(), 0);
-        assert_eq!(Action::hash_of_unrecorded(&reads(300)), None);
+        assert_eq!(Action::hash_of_unrecorded(&reads(300), &Action::recorded(&reads(300))), None);
         let many = reads(1_000);
-        assert_eq!(Action::hash_of_unrecorded(&many), Some(Action::hash_of(&many)));
+        assert_eq!(
+            Action::hash_of_unrecorded(&many, &Action::recorded(&many)),
+            Some(Action::hash_of(&many))
+        );
     }
 }

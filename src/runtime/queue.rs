@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Mutex as AsyncMutex, Notify};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -17,6 +17,7 @@ use super::missing_requirements::DeferredRuns;
 use super::ownership::OwnedRun;
 use super::queue_admission::QueueAdmission;
 use super::slots::{RunSlot, RunSlots};
+use crate::bounds::shared_answer::SharedAnswer;
 use crate::clock;
 use crate::store::{Claimant, ClaimedRun, RunWrite, StoreError};
 
@@ -40,8 +41,8 @@ pub(super) struct Queue {
     has_more: AtomicBool,
     /// When it was counted, and the count with later changes.
     backlog: Mutex<Option<(Instant, Backlog)>>,
-    /// Held by the request that counts: when the last count failed, and why.
-    counting: AsyncMutex<Option<(Instant, StoreError)>>,
+    /// The count of those who ask at the same time.
+    count: SharedAnswer<Result<Backlog, StoreError>>,
     /// Child runs that have ended, or may have, and whose parents are not queued yet.
     ended_children: Mutex<Vec<Uuid>>,
 }
@@ -67,7 +68,7 @@ impl Queue {
             last_served: Mutex::default(),
             has_more: AtomicBool::default(),
             backlog: Mutex::default(),
-            counting: AsyncMutex::default(),
+            count: SharedAnswer::default(),
             ended_children: Mutex::default(),
         }
     }
@@ -94,27 +95,14 @@ impl Queue {
         if let Some(known) = self.known_backlog() {
             return Ok(known);
         }
-        let came = Instant::now();
-        let mut last_failure = self.counting.lock().await;
-        if let Some(known) = self.known_backlog() {
-            return Ok(known);
-        }
-        if let Some((failed, error)) = &*last_failure
-            && *failed > came
-        {
-            return Err(error.clone());
-        }
-        let at = Instant::now();
-        match count.await {
-            Ok(backlog) => {
-                *self.backlog.lock() = Some((at, backlog));
-                Ok(backlog)
-            }
-            Err(error) => {
-                *last_failure = Some((Instant::now(), error.clone()));
-                Err(error)
-            }
-        }
+        let counted = self.count.ask(async {
+            let at = Instant::now();
+            let backlog = count.await?;
+            *self.backlog.lock() = Some((at, backlog));
+            Ok(backlog)
+        });
+        let counted = counted.await?;
+        Ok(self.known_backlog().unwrap_or(counted)) // with later changes
     }
 
     fn note_claimed(&self, by: u64) {

@@ -9,7 +9,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::SubsecRound as _;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use uuid::Uuid;
@@ -57,7 +56,7 @@ struct Recovered {
 
 impl Recovered {
     fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
-        let at = clock::now().trunc_subsecs(6);
+        let at = clock::now();
         let labels = self.state.labels();
         self.audit
             .extend(self.state.settles(&what).map(|call| audit_of_unfinished_call(call, labels)));

@@ -1,7 +1,7 @@
 //! The records of the audit log. They are only added; only their own retention deletes them. Texts of callers, e.g.
 //! the name of a key or a reason, are recorded without apparent secrets.
 
-use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -81,7 +81,7 @@ impl AuditRow {
         Self {
             tenant: act.tenant,
             id: Uuid::now_v7(),
-            at: clock::now().trunc_subsecs(6),
+            at: clock::now(),
             decided_at: None,
             action: act.action,
             run_id: act.run_id,

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Map, Value as Json, json};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -246,7 +246,7 @@ async fn close_next(
         number: last + 1,
         first_at: oldest,
         last_at: open.iter().map(|row| row.at).max().unwrap_or(oldest),
-        closed_at: clock::now().trunc_subsecs(6),
+        closed_at: clock::now(),
         records: u32::try_from(open.len()).unwrap_or(u32::MAX),
         members: open.iter().flat_map(|row| *row.id.as_bytes()).collect(),
         previous,

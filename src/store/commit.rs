@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use chrono::SubsecRound;
 use uuid::Uuid;
 
 use super::approvals::requeue_answered;
@@ -30,7 +29,7 @@ impl Store {
     pub async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Commit, StoreError> {
         self.define(batch).await?;
         let mut changes = project(owner, batch)?;
-        date_late(&mut changes.audit, clock::now().trunc_subsecs(6));
+        date_late(&mut changes.audit, clock::now());
         let steps = Batch::of(self.backend.dialect(), owner, changes);
         let parked = batch.iter().filter(|write| write.park.is_some());
         let parked: Vec<Uuid> = parked.map(|write| write.run_id).collect();

@@ -237,7 +237,7 @@ impl Task {
         match self.commits.len() {
             0 => true,
             MAX_IN_FLIGHT.. => false,
-            _ => !self.is_held_up(now) && !self.queue.is_empty(),
+            _ => !self.is_held_up(now),
         }
     }
 

@@ -262,8 +262,7 @@ impl Executor {
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
         let (consumes, shown_arguments) = (Consumption::of(&actions), shown(&arguments, canonical));
         let actions: Arc<[Action]> = actions.into();
-        let (recorded, actions_hash) =
-            (Action::recorded(&actions), Action::hash_of_unrecorded(&actions));
+        let (judged, recorded) = (Arc::clone(&actions), Action::recorded(&actions));
         let scopes = &scope.caller.scopes;
         let question = Call {
             tool: &call.name,
@@ -317,6 +316,7 @@ impl Executor {
             }
             Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
                 let objection = objection.with(outdated.or_else(|| lapsed.clone()));
+                let actions_hash = Action::hash_of_unrecorded(&judged, &recorded);
                 let escalated = escalated(call, objection, arguments, shown_arguments, recorded);
                 let tool_hash = Some(offered.hash.clone());
                 Prepared::Escalated(Escalated { actions_hash, tool_hash, ..escalated })

@@ -8,6 +8,7 @@
 use std::convert::Infallible;
 use std::future::ready;
 use std::io::{self, Write as _};
+use std::sync::OnceLock;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{
@@ -57,27 +58,31 @@ pub(crate) fn protect(headers: &mut HeaderMap) {
     }
 }
 
-/// A text, and its compressed form if that is shorter.
+/// A text, and its compressed form if that is shorter, which is made when it is first asked for.
 pub(crate) struct StaticText {
     plain: Bytes,
-    gzip: Option<Bytes>,
+    gzip: OnceLock<Option<Bytes>>,
 }
 
 impl StaticText {
     pub(crate) fn new(plain: Bytes) -> Self {
-        let gzip = gzipped(&plain).ok().filter(|gzip| gzip.len() < plain.len());
-        Self { gzip: gzip.map(Bytes::from), plain }
+        Self { plain, gzip: OnceLock::new() }
     }
 
     /// The form that a client with these headers accepts, without its media type.
     pub(crate) fn answer(&self, asked: &HeaderMap) -> Response {
-        match self.gzip.clone().filter(|_| accepts_gzip(asked)) {
+        match accepts_gzip(asked).then(|| self.gzip()).flatten() {
             Some(gzip) => {
                 let headers = [(CONTENT_ENCODING, "gzip"), (VARY, "accept-encoding")];
                 (headers, gzip).into_response()
             }
             None => self.plain.clone().into_response(),
         }
+    }
+
+    fn gzip(&self) -> Option<Bytes> {
+        let shorter = || gzipped(&self.plain).ok().filter(|gzip| gzip.len() < self.plain.len());
+        self.gzip.get_or_init(|| shorter().map(Bytes::from)).clone()
     }
 }
 

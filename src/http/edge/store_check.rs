@@ -5,34 +5,22 @@
 
 use std::time::Duration;
 
-use tokio::sync::Mutex;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
+
+use crate::bounds::shared_answer::SharedAnswer;
 
 /// How long a probe waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The last answer, and when it came.
+/// The question that probes share.
 #[derive(Debug, Default)]
-pub(crate) struct StoreCheck(Mutex<Option<(Instant, bool)>>);
+pub(crate) struct StoreCheck(SharedAnswer<bool>);
 
 impl StoreCheck {
     /// The answer to `question`, or to that of another probe if it was answered since this one came; false if
     /// there is none in time.
     pub(crate) async fn answer(&self, question: impl Future<Output = bool>) -> bool {
-        timeout(PATIENCE, self.answer_in_turn(question)).await.unwrap_or(false)
-    }
-
-    async fn answer_in_turn(&self, question: impl Future<Output = bool>) -> bool {
-        let came = Instant::now();
-        let mut last = self.0.lock().await;
-        if let Some((answered, answer)) = *last
-            && answered > came
-        {
-            return answer;
-        }
-        let answer = question.await;
-        *last = Some((Instant::now(), answer));
-        answer
+        timeout(PATIENCE, self.0.ask(question)).await.unwrap_or(false)
     }
 }
 

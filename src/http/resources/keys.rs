@@ -302,7 +302,7 @@ pub(crate) async fn create_key(
     params.finish()?;
     let mut request: KeyRequest =
         fields(body).map_err(|e| Problem::invalid(Code::InvalidInputs, vec![e]))?;
-    let now = clock::now().trunc_subsecs(6);
+    let now = clock::now();
     let errors = validation_errors(&request, now);
     if !errors.is_empty() {
         return Err(Problem::invalid(Code::InvalidInputs, errors));

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use chrono::{SubsecRound, TimeDelta};
+use chrono::TimeDelta;
 use serde_json::Value;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -103,7 +103,7 @@ impl Runtime {
                 available_at: request.queue.available_at.filter(|at| *at > clock::now()),
                 ..request.queue
             },
-            created_at: clock::now().trunc_subsecs(6),
+            created_at: clock::now(),
         };
         Ok(Checked {
             new,
